@@ -1,0 +1,3 @@
+//! Token sources, collators and the deterministic loader.
+
+pub mod source;

@@ -1,0 +1,3 @@
+//! `loader`: streams, prints and checks data orders.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Random generators of other libraries, reproduced bit for bit.

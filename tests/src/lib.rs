@@ -1,0 +1,1 @@
+//! What the cross-crate tests share: where recorded data lies and how its digests are defined.
