@@ -1,1 +1,3 @@
-//! What the cross-crate tests share: where recorded data lies and how its digests are defined.
+//! What the cross-crate tests share: where recorded data lies, and how its digests are defined.
+
+pub mod golden;

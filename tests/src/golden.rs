@@ -1,0 +1,223 @@
+//! Reading golden data: values recorded from the real torch, numpy, datasets, accelerate and Megatron-Core.
+//!
+//! The set is the folder named by `CETERIS_GOLDEN_DIR`, else the copies under `tests/golden`. Every case of
+//! every file that the set holds is run: a test reports how many cases passed and fails on the first case kind
+//! it does not know. A file the set lacks is skipped by name; a set that holds no known file is an error.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// Family files a set may hold.
+pub const FAMILIES: &[&str] = &[
+    "accelerate_batch_sampler_shard.json",
+    "accelerate_iterable_shard.json",
+    "accelerate_prepared_loader.json",
+    "fla_order.json",
+    "fla_prepare.json",
+    "fla_trainer_runs.json",
+    "hf_iterable.json",
+    "hf_order.json",
+    "megatron_blend.json",
+    "megatron_builder.json",
+    "megatron_gpt_dataset.json",
+    "megatron_masks.json",
+    "megatron_sample_idx.json",
+    "megatron_samplers.json",
+    "megatron_splits.json",
+    "numpy_generator_draws.json",
+    "numpy_generator_permutation.json",
+    "numpy_randomstate.json",
+    "numpy_seedsequence_pcg64.json",
+    "torch_distributed_sampler.json",
+    "torch_init.json",
+    "torch_mt19937.json",
+    "torch_randint.json",
+    "torch_random_sampler.json",
+    "torch_randperm.json",
+    "trainer_runs.json",
+];
+
+/// Family folders a set may hold: one sub-folder with an `expected.json` (or a dataset) per case.
+pub const FOLDERS: &[&str] = &["hf", "megatron", "fla"];
+
+/// The folder of the golden set in use.
+pub fn golden_dir() -> PathBuf {
+    match std::env::var_os("CETERIS_GOLDEN_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("golden"),
+    }
+}
+
+/// Panics unless the set in use holds at least one known file or folder.
+///
+/// # Panics
+/// When it does not: a mistyped `CETERIS_GOLDEN_DIR` would otherwise pass every test by skipping it.
+pub fn assert_set_is_known() {
+    let dir = golden_dir();
+    let known = FAMILIES
+        .iter()
+        .chain(FOLDERS)
+        .filter(|name| dir.join(name).exists())
+        .count();
+    assert!(
+        known > 0,
+        "the golden set {} holds no known family file or folder",
+        dir.display()
+    );
+}
+
+/// Reads one family file, `None` (with a line saying so) when the set lacks it.
+///
+/// # Panics
+/// When the set holds no known file, or the file is not an object with a list `cases`.
+pub fn load_family(file: &str) -> Option<Value> {
+    assert!(FAMILIES.contains(&file), "{file} is not listed in FAMILIES");
+    assert_set_is_known();
+    let path = golden_dir().join(file);
+    if !path.exists() {
+        println!(
+            "golden {file}: skipped, the set {} lacks it",
+            golden_dir().display()
+        );
+        return None;
+    }
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert!(value["cases"].is_array(), "{}: no list `cases`", path.display());
+    Some(value)
+}
+
+/// Runs `check` on every case of a family file and fails naming each case that differs.
+///
+/// # Panics
+/// When a case fails, the file holds no case, or the set is not a golden set at all.
+pub fn run_family(file: &str, mut check: impl FnMut(&Value) -> Result<(), String>) {
+    let Some(family) = load_family(file) else { return };
+    let cases = family["cases"].as_array().map(Vec::as_slice).unwrap_or_default();
+    report(
+        file,
+        cases
+            .iter()
+            .enumerate()
+            .map(|(i, case)| (format!("case {i} {}", head(case)), check(case))),
+    );
+}
+
+/// Runs `check` on every case folder of a family folder (`hf`, `megatron`, `fla`).
+///
+/// # Panics
+/// As [`run_family`].
+pub fn run_folders(folder: &str, mut check: impl FnMut(&Path) -> Result<(), String>) {
+    assert!(FOLDERS.contains(&folder), "{folder} is not listed in FOLDERS");
+    assert_set_is_known();
+    let root = golden_dir().join(folder);
+    if !root.exists() {
+        println!(
+            "golden {folder}/: skipped, the set {} lacks it",
+            golden_dir().display()
+        );
+        return;
+    }
+    let entries = std::fs::read_dir(&root).unwrap_or_else(|e| panic!("{}: {e}", root.display()));
+    let mut dirs: Vec<PathBuf> = entries
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|p| p.is_dir())
+        .collect();
+    dirs.sort();
+    report(
+        &format!("{folder}/"),
+        dirs.iter().map(|dir| (dir.display().to_string(), check(dir))),
+    );
+}
+
+fn report(name: &str, results: impl Iterator<Item = (String, Result<(), String>)>) {
+    let (mut run, mut failed, mut text) = (0usize, 0usize, String::new());
+    for (case, result) in results {
+        run += 1;
+        if let Err(why) = result {
+            failed += 1;
+            if failed <= 10 {
+                let _ = writeln!(text, "  {case}: {why}");
+            }
+        }
+    }
+    println!("golden {name}: {} of {run} cases passed", run - failed);
+    assert!(run > 0, "golden {name}: holds no case");
+    assert!(
+        failed == 0,
+        "golden {name}: {failed} of {run} cases differ\n{text}"
+    );
+}
+
+/// The start of a case's JSON, enough to find it in the file.
+fn head(case: &Value) -> String {
+    let text = case.to_string();
+    text.chars().take(160).collect()
+}
+
+/// Lower-case hex SHA-256 of bytes.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut s, b| {
+        let _ = write!(s, "{b:02x}");
+        s
+    })
+}
+
+/// The goldens' digest of integers: SHA-256 over them as little-endian u64, concatenated.
+pub fn sha256_u64(values: impl IntoIterator<Item = u64>) -> String {
+    let mut hasher = Sha256::new();
+    let mut buffer = Vec::with_capacity(1 << 16);
+    for v in values {
+        buffer.extend_from_slice(&v.to_le_bytes());
+        if buffer.len() >= (1 << 16) {
+            hasher.update(&buffer);
+            buffer.clear();
+        }
+    }
+    hasher.update(&buffer);
+    hasher.finalize().iter().fold(String::new(), |mut s, b| {
+        let _ = write!(s, "{b:02x}");
+        s
+    })
+}
+
+/// The goldens' digest of token blocks: SHA-256 over the tokens as little-endian i32, concatenated.
+pub fn sha256_i32<'a>(values: impl IntoIterator<Item = &'a i32>) -> String {
+    let bytes: Vec<u8> = values.into_iter().flat_map(|v| v.to_le_bytes()).collect();
+    sha256_hex(&bytes)
+}
+
+/// Checks a list against a case's digest fields `len`, `first`, `last`, `sha256` (all that are present).
+///
+/// # Errors
+/// The first field that differs, with both values.
+pub fn check_digest(case: &Value, values: &[u64]) -> Result<(), String> {
+    let want = |key: &str| -> Option<Vec<u64>> { case[key].as_array()?.iter().map(Value::as_u64).collect() };
+    if let Some(len) = case["len"].as_u64()
+        && len != values.len() as u64
+    {
+        return Err(format!("len: expected {len}, got {}", values.len()));
+    }
+    if let Some(first) = want("first") {
+        let got = &values[..first.len().min(values.len())];
+        if got != first {
+            return Err(format!("first: expected {first:?}, got {got:?}"));
+        }
+    }
+    if let Some(last) = want("last") {
+        let got = &values[values.len().saturating_sub(last.len())..];
+        if got != last {
+            return Err(format!("last: expected {last:?}, got {got:?}"));
+        }
+    }
+    let sha = case["sha256"].as_str().ok_or("the case has no sha256")?;
+    let got = sha256_u64(values.iter().copied());
+    if sha == got {
+        Ok(())
+    } else {
+        Err(format!("sha256: expected {sha}, got {got}"))
+    }
+}

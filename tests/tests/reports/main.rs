@@ -1,0 +1,1 @@
+//! Tests made from what people report in public, named by report id; one module per subject.
