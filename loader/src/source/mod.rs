@@ -1,6 +1,7 @@
 //! Sources: random access from a sample id to its tokens.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 
 use ceteris_samplers::SampleId;
@@ -17,7 +18,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn sample_len(&self, id: SampleId) -> Result<usize, SourceError>;
 
     /// Copies the first `out.len()` tokens of sample `id` into `out` and returns how many it wrote
-    /// (fewer when the sample is shorter).
+    /// (fewer when the sample is shorter; what lies behind them in `out` is left as it was).
     ///
     /// # Errors
     /// Out-of-range ids, nulls, negative values or values that do not fit an i32, and I/O failures; each names
@@ -32,10 +33,29 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Files that make up the dataset, in order.
     fn files(&self) -> Vec<PathBuf>;
+
+    /// Row of the stored table that sample `id` is. They differ when an indices table is applied or when
+    /// ragged rows are dropped.
+    fn stored_row(&self, id: SampleId) -> u64 {
+        id
+    }
+
+    /// Checks that no file changed its length or was rewritten since it was opened (one `fstat` per file).
+    ///
+    /// A page that vanishes under a memory map is an error at the read that touches it, but the rest of the
+    /// page in which a shortened file now ends reads as zeros: a consumer calls this from time to time (the
+    /// pipeline: at least once a second, and before it states a fingerprint or saves a state).
+    ///
+    /// # Errors
+    /// [`SourceError::Changed`] naming the first changed file.
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
 }
 
 /// Why a source cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SourceError {
     /// A sample id past the end.
     #[error("sample {id} is out of range: the dataset has {num_samples} samples")]
@@ -45,4 +65,89 @@ pub enum SourceError {
         /// What the dataset holds.
         num_samples: u64,
     },
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried, as a verb phrase ("open", "read 8 bytes at 120").
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is not what its format asks for: cut off, bit-flipped, or another format.
+    #[error("{}: {problem}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where in it and what was expected and found.
+        problem: String,
+    },
+    /// A file was shortened, rewritten or became unreadable after it was opened.
+    #[error("{}: the file changed while it was in use: {problem}", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        problem: String,
+    },
+    /// A stored value is not a token id.
+    #[error(
+        "{}: row {row}, column \"{column}\": the value at position {position} is {value}; token ids here go from 0 to {max}",
+        path.display()
+    )]
+    BadToken {
+        /// The file.
+        path: PathBuf,
+        /// Row of the stored table.
+        row: u64,
+        /// The column, or the part of the file, it was read from.
+        column: String,
+        /// Index within the row.
+        position: usize,
+        /// What is stored.
+        value: i128,
+        /// Largest id allowed: the vocabulary's, or `i32::MAX`.
+        max: u32,
+    },
+    /// A row or a value of a row is null.
+    #[error("{}: row {row}, column \"{column}\": {what}", path.display())]
+    Null {
+        /// The file.
+        path: PathBuf,
+        /// Row of the stored table.
+        row: u64,
+        /// The token column.
+        column: String,
+        /// "the row is null" or the position of the null value.
+        what: String,
+    },
+    /// Rows are not as long as the options ask for.
+    #[error("{0}")]
+    RowLength(String),
+    /// The path holds no dataset of the kind asked for, or not the split, column or shard asked for.
+    #[error("{0}")]
+    NotFound(String),
+    /// The options contradict each other or the dataset.
+    #[error("{0}")]
+    Options(String),
+}
+
+impl SourceError {
+    /// An [`SourceError::Io`] for `path`.
+    pub fn io(path: impl Into<PathBuf>, action: impl Into<String>, source: io::Error) -> Self {
+        Self::Io {
+            path: path.into(),
+            action: action.into(),
+            source,
+        }
+    }
+
+    /// A [`SourceError::Corrupt`] for `path`.
+    pub fn corrupt(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::Corrupt {
+            path: path.into(),
+            problem: problem.into(),
+        }
+    }
 }
