@@ -1,0 +1,9 @@
+//! Operators of gated delta networks and the executors that run them.
+//!
+//! A model emits a [`plan::Plan`] once: fused operators ([`ops`]) over buffers of fixed shape. An executor
+//! ([`backend::Executor`]) walks it. The CPU executor ([`cpu`]) computes in f32 or f64 with the same code; its results
+//! have the same bits for every number of threads, and it is the oracle for every other executor.
+
+pub mod backend;
+pub mod ops;
+pub mod plan;
