@@ -1,0 +1,143 @@
+//! Legacy `numpy.random.RandomState` over MT19937.
+//!
+//! Reproduces numpy 2.4 (`mtrand.pyx`). Bias: none worth naming, it rejects. Memory: 2.5 kB, and four bytes an entry
+//! for a permutation (eight from 2^32 on).
+
+use super::bounded::{self, Method, NumpyInt, Words};
+use crate::permute::Permutation;
+use crate::rng::RngError;
+use crate::rng::mt19937::{Mt19937, STATE_WORDS};
+
+/// A `numpy.random.RandomState`; `np.random.seed(s)` gives the process-wide one the same state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    engine: Mt19937,
+}
+
+impl Words for RandomState {
+    #[inline]
+    fn word32(&mut self) -> u32 {
+        self.engine.next_u32()
+    }
+    #[inline]
+    fn word64(&mut self) -> u64 {
+        self.engine.next_u64()
+    }
+}
+
+impl RandomState {
+    /// `RandomState(seed)`.
+    pub fn new(seed: u32) -> Self {
+        RandomState {
+            engine: Mt19937::new(seed),
+        }
+    }
+
+    /// `RandomState(seed)` for any integer.
+    ///
+    /// # Errors
+    /// [`RngError::SeedOutOfRange`] outside 0 to 2^32 - 1, where numpy raises.
+    pub fn from_seed(seed: i128) -> Result<Self, RngError> {
+        let seed = u32::try_from(seed).map_err(|_| RngError::SeedOutOfRange {
+            seed: seed.to_string(),
+            range: "0 to 2^32 - 1",
+            generator: "numpy.random.RandomState",
+        })?;
+        Ok(RandomState::new(seed))
+    }
+
+    /// `RandomState([k0, k1, …])`.
+    pub fn from_key(key: &[u32]) -> Self {
+        RandomState {
+            engine: Mt19937::from_key(key),
+        }
+    }
+
+    /// `RandomState().set_state(("MT19937", words, position))`.
+    ///
+    /// # Errors
+    /// [`RngError::BadState`] when there are not 624 words or the position is above 624.
+    pub fn from_state(words: &[u32], position: usize) -> Result<Self, RngError> {
+        Ok(RandomState {
+            engine: Mt19937::from_state(words, position, false)?,
+        })
+    }
+
+    /// `seed(seed)`: seeds anew.
+    pub fn seed(&mut self, seed: u32) {
+        *self = RandomState::new(seed);
+    }
+
+    /// Raw words of the block (`get_state()[1]`).
+    pub fn words(&self) -> &[u32; STATE_WORDS] {
+        self.engine.words()
+    }
+
+    /// Next word of the block, 624 when it is used up (`get_state()[2]`).
+    pub fn position(&self) -> usize {
+        self.engine.position()
+    }
+
+    /// The raw word at the current position, word 0 if the block is used up: what HF datasets seeds an unseeded
+    /// `Dataset.shuffle()` with, before it advances `np.random` by one [`Self::random_sample`].
+    pub fn word_at_position(&self) -> u32 {
+        self.words()
+            .get(self.position())
+            .copied()
+            .unwrap_or(self.words()[0])
+    }
+
+    /// The next raw 32 bits (`randint(0, 2**32, dtype=np.uint32)`).
+    pub fn next_u32(&mut self) -> u32 {
+        self.engine.next_u32()
+    }
+
+    /// The next raw 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.engine.next_u64()
+    }
+
+    /// One `random_sample()`: a double in [0, 1) from 27 and 26 bits of two words.
+    pub fn random_sample(&mut self) -> f64 {
+        let a = f64::from(self.engine.next_u32() >> 5);
+        let b = f64::from(self.engine.next_u32() >> 6);
+        (a * 67_108_864.0 + b) / 9_007_199_254_740_992.0
+    }
+
+    /// `rand(size)`.
+    pub fn rand(&mut self, size: usize) -> Vec<f64> {
+        (0..size).map(|_| self.random_sample()).collect()
+    }
+
+    /// `randint(low, high, size=size, dtype=T)`: masked rejection.
+    ///
+    /// # Errors
+    /// [`RngError::BadInterval`] when the interval is empty or leaves `T`.
+    pub fn randint<T: NumpyInt>(&mut self, low: i128, high: i128, size: usize) -> Result<Vec<T>, RngError> {
+        let mut out = vec![T::from_bits(0); size];
+        bounded::fill(self, Method::Masked, low, high, &mut out)?;
+        Ok(out)
+    }
+
+    /// `shuffle(x)` of a list or along the first axis of an array: masked rejection from the last index down.
+    pub fn shuffle<T>(&mut self, x: &mut [T]) {
+        for i in (1..x.len()).rev() {
+            let j = bounded::interval(self, i as u64) as usize;
+            x.swap(i, j);
+        }
+    }
+
+    /// `permutation(n)`.
+    ///
+    /// # Errors
+    /// [`RngError::OutOfMemory`] when the permutation cannot be allocated.
+    pub fn permutation(&mut self, n: u64) -> Result<Permutation, RngError> {
+        let mut out = Permutation::identity_list(n)?;
+        match &mut out {
+            Permutation::Narrow(v) => self.shuffle(v),
+            Permutation::Wide(v) => self.shuffle(v),
+            Permutation::Identity(_) => {}
+        }
+        Ok(out)
+    }
+}
