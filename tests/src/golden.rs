@@ -192,32 +192,63 @@ pub fn sha256_i32<'a>(values: impl IntoIterator<Item = &'a i32>) -> String {
 
 /// Checks a list against a case's digest fields `len`, `first`, `last`, `sha256` (all that are present).
 ///
+/// Signed values (`"dtype": "<i8"`) are passed as their two's complement.
+///
 /// # Errors
 /// The first field that differs, with both values.
 pub fn check_digest(case: &Value, values: &[u64]) -> Result<(), String> {
-    let want = |key: &str| -> Option<Vec<u64>> { case[key].as_array()?.iter().map(Value::as_u64).collect() };
-    if let Some(len) = case["len"].as_u64()
-        && len != values.len() as u64
+    check_digest_of(case, values.iter().copied())
+}
+
+/// [`check_digest`] of values that need not lie in memory as u64.
+///
+/// # Errors
+/// The first field that differs, with both values.
+pub fn check_digest_of(case: &Value, values: impl Iterator<Item = u64>) -> Result<(), String> {
+    let want = |key: &str| -> Result<Option<Vec<u64>>, String> {
+        let Some(list) = case[key].as_array() else {
+            return Ok(None);
+        };
+        let word = |v: &Value| v.as_u64().or_else(|| Some(v.as_i64()? as u64));
+        let words: Option<Vec<u64>> = list.iter().map(word).collect();
+        Ok(Some(words.ok_or_else(|| {
+            format!("{key} holds something besides integers")
+        })?))
+    };
+    let (first, last) = (want("first")?, want("last")?);
+    let keep_first = first.as_ref().map_or(0, Vec::len);
+    let keep_last = last.as_ref().map_or(0, Vec::len);
+    let (mut got_first, mut len) = (Vec::new(), 0u64);
+    let mut tail = std::collections::VecDeque::with_capacity(keep_last + 1);
+    let got_sha = sha256_u64(values.inspect(|&v| {
+        if got_first.len() < keep_first {
+            got_first.push(v);
+        }
+        tail.push_back(v);
+        if tail.len() > keep_last {
+            tail.pop_front();
+        }
+        len += 1;
+    }));
+    if let Some(want_len) = case["len"].as_u64()
+        && want_len != len
     {
-        return Err(format!("len: expected {len}, got {}", values.len()));
+        return Err(format!("len: expected {want_len}, got {len}"));
     }
-    if let Some(first) = want("first") {
-        let got = &values[..first.len().min(values.len())];
-        if got != first {
-            return Err(format!("first: expected {first:?}, got {got:?}"));
-        }
+    if let Some(first) = first
+        && got_first != first
+    {
+        return Err(format!("first: expected {first:?}, got {got_first:?}"));
     }
-    if let Some(last) = want("last") {
-        let got = &values[values.len().saturating_sub(last.len())..];
-        if got != last {
-            return Err(format!("last: expected {last:?}, got {got:?}"));
-        }
+    if let Some(last) = last
+        && tail != last
+    {
+        return Err(format!("last: expected {last:?}, got {tail:?}"));
     }
     let sha = case["sha256"].as_str().ok_or("the case has no sha256")?;
-    let got = sha256_u64(values.iter().copied());
-    if sha == got {
+    if sha == got_sha {
         Ok(())
     } else {
-        Err(format!("sha256: expected {sha}, got {got}"))
+        Err(format!("sha256: expected {sha}, got {got_sha}"))
     }
 }

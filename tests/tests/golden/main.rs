@@ -1,5 +1,8 @@
 //! Golden data: one module per source, every case of every family.
 
+mod numpy_rng;
+mod torch_rng;
+
 #[test]
 fn the_set_in_use_is_a_golden_set() {
     ceteris_tests::golden::assert_set_is_known();
