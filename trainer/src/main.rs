@@ -1,0 +1,3 @@
+//! `trainer`: trains, resumes and inspects runs.
+
+fn main() {}
