@@ -9,9 +9,10 @@ use std::ops::Deref;
 use ceteris_samplers::SampleId;
 
 use super::buffer::{AllocationError, BUFFER_ALIGN, BufferAllocator, BufferMemory};
-use super::collator::{DocumentStarts, Outputs, RowOut};
 use super::metrics::BatchMetrics;
 use super::ring::Lanes;
+use crate::collate::{DocumentStarts, Outputs, RowOut};
+use crate::fingerprint::Fingerprint;
 
 /// Shape of every batch of a loader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +27,8 @@ pub struct BatchShape {
     pub extra_tokens: usize,
     /// Arrays beside the tokens.
     pub outputs: Outputs,
-    /// Whether rows carry the digest of their tokens.
-    pub digests: bool,
+    /// Whether rows carry their fingerprints.
+    pub fingerprints: bool,
 }
 
 impl BatchShape {
@@ -69,8 +70,11 @@ impl Sections {
             }
             Some(start)
         };
-        let tokens_all =
-            shape.ranks.len().checked_mul(shape.micro_batch_size)?.checked_mul(shape.seq_length)?;
+        let tokens_all = shape
+            .ranks
+            .len()
+            .checked_mul(shape.micro_batch_size)?
+            .checked_mul(shape.seq_length)?;
         let tokens = take(true, tokens_all.checked_add(shape.extra_tokens)?)?;
         let labels = take(shape.outputs.labels, tokens_all)?;
         let loss_mask = take(shape.outputs.loss_mask, tokens_all)?;
@@ -79,7 +83,14 @@ impl Sections {
         let cu_seqlens = take(shape.outputs.cu_seqlens, cu_words)?;
         // Offsets of documents are i32.
         i32::try_from(shape.cu_seqlens_per_rank()).ok()?;
-        Some(Sections { tokens, labels, loss_mask, position_ids, cu_seqlens, total: at })
+        Some(Sections {
+            tokens,
+            labels,
+            loss_mask,
+            position_ids,
+            cu_seqlens,
+            total: at,
+        })
     }
 }
 
@@ -119,7 +130,7 @@ pub struct BatchBuffer {
     pub(crate) deal_indices: Vec<u64>,
     pub(crate) padding: Vec<bool>,
     pub(crate) lens: Vec<u32>,
-    pub(crate) digests: Vec<u128>,
+    pub(crate) fingerprints: Vec<Fingerprint>,
     pub(crate) valid_rows: Vec<usize>,
     pub(crate) documents: Vec<usize>,
     /// Samples the micro-step consumes over *all* ranks of the run, by part of the dataset.
@@ -143,11 +154,15 @@ impl BatchBuffer {
             reason: format!("a batch of {shape:?} does not fit the address space or 32-bit offsets"),
         })?;
         let memory = allocator.allocate(sections.total)?;
-        if memory.len() < sections.total || !(memory.pointer().as_ptr() as usize).is_multiple_of(BUFFER_ALIGN) {
+        if memory.len() < sections.total || !(memory.pointer().as_ptr() as usize).is_multiple_of(BUFFER_ALIGN)
+        {
             return Err(AllocationError {
                 bytes: sections.total,
                 kind: allocator.kind(),
-                reason: format!("the allocator returned {} bytes, or not aligned to {BUFFER_ALIGN}", memory.len()),
+                reason: format!(
+                    "the allocator returned {} bytes, or not aligned to {BUFFER_ALIGN}",
+                    memory.len()
+                ),
             });
         }
         let (rows, ranks) = (shape.rows(), shape.ranks.len());
@@ -160,7 +175,7 @@ impl BatchBuffer {
             deal_indices: vec![0; rows],
             padding: vec![false; rows],
             lens: vec![0; rows],
-            digests: vec![0; if shape.digests { rows } else { 0 }],
+            fingerprints: vec![Fingerprint::of_sample(&[]); if shape.fingerprints { rows } else { 0 }],
             valid_rows: vec![0; ranks],
             documents: vec![0; ranks],
             consumed: vec![0; parts],
@@ -183,7 +198,10 @@ impl BatchBuffer {
 
     /// # Safety
     /// No other reference into `start..start + len * 4` may live as long as the returned one.
-    #[allow(clippy::mut_from_ref, reason = "sections are disjoint; the caller splits one exclusive borrow")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "sections are disjoint; the caller splits one exclusive borrow"
+    )]
     unsafe fn words_mut<T: Word>(&self, start: usize, len: usize) -> &mut [T] {
         debug_assert!(start + len * 4 <= self.memory.len());
         // SAFETY: as in `words`; exclusive by this function's contract.
@@ -201,7 +219,10 @@ impl BatchBuffer {
     /// The arrays of `row` for a collator. `extra` is what `sample_mut` held beyond T.
     pub(crate) fn row_out<'a>(&'a mut self, row: usize, extra: &'a [i32], pad_token: i32) -> RowOut<'a> {
         let (t, outputs, s) = (self.shape.seq_length, self.shape.outputs, self.sections);
-        let (rank, slot) = (row / self.shape.micro_batch_size, row % self.shape.micro_batch_size);
+        let (rank, slot) = (
+            row / self.shape.micro_batch_size,
+            row % self.shape.micro_batch_size,
+        );
         let at = |section: usize| section + row * t * 4;
         let per_rank = self.shape.cu_seqlens_per_rank();
         let len = self.lens[row] as usize;
@@ -216,7 +237,9 @@ impl BatchBuffer {
                 pad_token,
                 labels: outputs.labels.then(|| self.words_mut(at(s.labels), t)),
                 loss_mask: outputs.loss_mask.then(|| self.words_mut(at(s.loss_mask), t)),
-                position_ids: outputs.position_ids.then(|| self.words_mut(at(s.position_ids), t)),
+                position_ids: outputs
+                    .position_ids
+                    .then(|| self.words_mut(at(s.position_ids), t)),
                 documents: outputs.cu_seqlens.then(|| {
                     DocumentStarts::new(
                         self.words_mut(s.cu_seqlens + rank * per_rank * 4, per_rank),
@@ -236,9 +259,8 @@ impl BatchBuffer {
             let per_rank = self.shape.cu_seqlens_per_rank();
             let count = self.documents[index];
             // SAFETY: `&mut self` is exclusive.
-            let all: &mut [i32] = unsafe {
-                self.words_mut(self.sections.cu_seqlens + index * per_rank * 4, per_rank)
-            };
+            let all: &mut [i32] =
+                unsafe { self.words_mut(self.sections.cu_seqlens + index * per_rank * 4, per_rank) };
             all[count] = (per_rank - 1) as i32;
             self.documents[index] = count + 1;
         }
@@ -276,8 +298,12 @@ impl BatchBuffer {
     }
 
     fn micro_batch(&self, index: usize) -> MicroBatch<'_> {
-        let (b, t, outputs, s) =
-            (self.shape.micro_batch_size, self.shape.seq_length, self.shape.outputs, self.sections);
+        let (b, t, outputs, s) = (
+            self.shape.micro_batch_size,
+            self.shape.seq_length,
+            self.shape.outputs,
+            self.sections,
+        );
         let rows = index * b..(index + 1) * b;
         let (words, offset) = (b * t, index * b * t * 4);
         let per_rank = self.shape.cu_seqlens_per_rank();
@@ -288,7 +314,9 @@ impl BatchBuffer {
             tokens: self.words(s.tokens + offset, words),
             labels: outputs.labels.then(|| self.words(s.labels + offset, words)),
             loss_mask: outputs.loss_mask.then(|| self.words(s.loss_mask + offset, words)),
-            position_ids: outputs.position_ids.then(|| self.words(s.position_ids + offset, words)),
+            position_ids: outputs
+                .position_ids
+                .then(|| self.words(s.position_ids + offset, words)),
             cu_seqlens: outputs
                 .cu_seqlens
                 .then(|| self.words(s.cu_seqlens + index * per_rank * 4, self.documents[index])),
@@ -297,7 +325,7 @@ impl BatchBuffer {
             deal_indices: &self.deal_indices[rows.clone()],
             padding: &self.padding[rows.clone()],
             lens: &self.lens[rows.clone()],
-            digests: self.shape.digests.then(|| &self.digests[rows]),
+            fingerprints: self.shape.fingerprints.then(|| &self.fingerprints[rows]),
         }
     }
 }
@@ -336,8 +364,8 @@ pub struct MicroBatch<'a> {
     pub padding: &'a [bool],
     /// Tokens of each row that come from its sample.
     pub lens: &'a [u32],
-    /// XXH3-128 digests of the rows' samples (definition 1), where asked for.
-    pub digests: Option<&'a [u128]>,
+    /// Fingerprints of the rows' samples, where asked for.
+    pub fingerprints: Option<&'a [Fingerprint]>,
 }
 
 impl<'a> MicroBatch<'a> {
@@ -359,7 +387,11 @@ pub struct Batch {
 
 impl Batch {
     pub(crate) fn new(buffer: Box<BatchBuffer>, seq: u64, lanes: std::sync::Arc<Lanes>) -> Batch {
-        Batch { buffer: Some(buffer), seq, lanes }
+        Batch {
+            buffer: Some(buffer),
+            seq,
+            lanes,
+        }
     }
 }
 

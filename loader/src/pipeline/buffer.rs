@@ -62,7 +62,11 @@ const PAGE: usize = 4096;
 
 impl BufferAllocator for PlainMemory {
     fn allocate(&self, bytes: usize) -> Result<Box<dyn BufferMemory>, AllocationError> {
-        let fail = |reason: &str| AllocationError { bytes, kind: "plain", reason: reason.to_owned() };
+        let fail = |reason: &str| AllocationError {
+            bytes,
+            kind: "plain",
+            reason: reason.to_owned(),
+        };
         let layout = Layout::from_size_align(bytes.max(PAGE), PAGE).map_err(|_| fail("size too large"))?;
         // SAFETY: the layout has a size above zero.
         let pointer = unsafe { alloc_zeroed(layout) };

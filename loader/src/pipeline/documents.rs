@@ -10,7 +10,7 @@
 
 use ceteris_samplers::SampleId;
 
-use super::collator::{DocumentStarts, Outputs, RowOut};
+use crate::collate::{DocumentStarts, Outputs, RowOut};
 use crate::source::{Source, SourceError};
 
 /// What marks a document boundary.
@@ -38,12 +38,20 @@ pub struct DocumentRule {
 impl DocumentRule {
     /// A rule without a length limit, with position ids.
     pub fn new(marker: Marker) -> DocumentRule {
-        DocumentRule { marker, context_length: None, position_ids: true }
+        DocumentRule {
+            marker,
+            context_length: None,
+            position_ids: true,
+        }
     }
 
     /// Arrays this rule fills.
     pub fn outputs(&self) -> Outputs {
-        Outputs { cu_seqlens: true, position_ids: self.position_ids, ..Outputs::default() }
+        Outputs {
+            cu_seqlens: true,
+            position_ids: self.position_ids,
+            ..Outputs::default()
+        }
     }
 
     /// Marks the documents of one row. `starts` is scratch space.
@@ -54,7 +62,9 @@ impl DocumentRule {
         sample: Option<SampleId>,
         starts: &mut Vec<usize>,
     ) -> Result<(), SourceError> {
-        let Some(mut documents) = row.documents.take() else { return Ok(()) };
+        let Some(mut documents) = row.documents.take() else {
+            return Ok(());
+        };
         starts.clear();
         let tokens = &row.tokens[..row.len];
         match self.marker {
@@ -95,7 +105,11 @@ impl DocumentRule {
 }
 
 fn positions(tokens: &[i32], id: i32) -> impl Iterator<Item = usize> + '_ {
-    tokens.iter().enumerate().filter(move |&(_, &token)| token == id).map(|(at, _)| at)
+    tokens
+        .iter()
+        .enumerate()
+        .filter(move |&(_, &token)| token == id)
+        .map(|(at, _)| at)
 }
 
 fn restart_positions(position_ids: &mut [i32], documents: &DocumentStarts<'_>) {

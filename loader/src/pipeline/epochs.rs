@@ -28,8 +28,6 @@ pub(crate) struct EpochPlan {
     pub end: Option<u64>,
     /// Micro-steps this loader delivers at most.
     pub limit: Option<u64>,
-    /// Every epoch repeats epoch 0 of the order.
-    pub never_set: bool,
 }
 
 /// One micro-step, located.
@@ -112,25 +110,32 @@ impl EpochWindow {
             failed: None,
             closed: false,
         };
-        let window = EpochWindow { order, plan, state: Mutex::new(state), changed: Condvar::new() };
+        let window = EpochWindow {
+            order,
+            plan,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
         if plan.end.is_none_or(|end| epoch < end) {
-            let index = window.order.epoch(window.order_epoch(epoch)).map_err(|source| LoaderError::Epoch { epoch, source })?;
+            let index = window.order.epoch(epoch).map_err(|source| LoaderError::Epoch {
+                epoch,
+                source: Box::new(source),
+            })?;
             if index.micro_steps() == 0 {
                 return Err(window.empty(epoch));
             }
             if start >= index.micro_steps() {
                 return Err(LoaderError::Option {
                     option: "micro_step",
-                    reason: format!("epoch {epoch} has {} micro-steps, so {start} is past its end", index.micro_steps()),
+                    reason: format!(
+                        "epoch {epoch} has {} micro-steps, so {start} is past its end",
+                        index.micro_steps()
+                    ),
                 });
             }
             window.push(&mut window.lock(), index, start);
         }
         Ok(window)
-    }
-
-    fn order_epoch(&self, epoch: u64) -> u64 {
-        if self.plan.never_set { 0 } else { epoch }
     }
 
     fn empty(&self, epoch: u64) -> LoaderError {
@@ -179,7 +184,11 @@ impl EpochWindow {
         }
         let mut state = self.lock();
         loop {
-            if let Some(live) = state.live.iter().find(|live| (live.first_seq..live.end_seq()).contains(&seq)) {
+            if let Some(live) = state
+                .live
+                .iter()
+                .find(|live| (live.first_seq..live.end_seq()).contains(&seq))
+            {
                 return Ok(Some(located(live, seq)));
             }
             if let Some(failure) = &state.failed {
@@ -202,20 +211,32 @@ impl EpochWindow {
             return None;
         }
         let state = self.lock();
-        state.live.iter().find(|live| (live.first_seq..live.end_seq()).contains(&seq)).map(|live| located(live, seq))
+        state
+            .live
+            .iter()
+            .find(|live| (live.first_seq..live.end_seq()).contains(&seq))
+            .map(|live| located(live, seq))
     }
 
     /// Counts micro-step `seq` as assembled; the last one of an epoch frees it.
     pub(crate) fn assembled(&self, seq: u64) {
         let mut state = self.lock();
-        let Some(live) = state.live.iter_mut().find(|live| (live.first_seq..live.end_seq()).contains(&seq)) else {
+        let Some(live) = state
+            .live
+            .iter_mut()
+            .find(|live| (live.first_seq..live.end_seq()).contains(&seq))
+        else {
             return;
         };
         live.assembled += 1;
         let whole = live.micro_steps - live.start;
         let notable = live.assembled == whole || live.assembled == whole / 2;
         // Epochs end in order: the oldest goes first even if a short later one is complete before it.
-        while state.live.front().is_some_and(|live| live.assembled == live.micro_steps - live.start) {
+        while state
+            .live
+            .front()
+            .is_some_and(|live| live.assembled == live.micro_steps - live.start)
+        {
             state.live.pop_front();
         }
         drop(state);
@@ -239,22 +260,23 @@ impl EpochWindow {
 
     fn build<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let epoch = state.next;
-        let repeat = if self.plan.never_set { state.live.back().map(|live| live.index.clone()) } else { None };
         state.building = true;
         drop(state);
-        let built = match repeat {
-            Some(index) => Ok(index),
-            None => match catch_unwind(AssertUnwindSafe(|| self.order.epoch(self.order_epoch(epoch)))) {
-                Ok(Ok(index)) => Ok(index),
-                Ok(Err(error)) => Err(FailureKind::Order(full_message(&error))),
-                Err(payload) => Err(FailureKind::Panic(panic_message(payload.as_ref()))),
-            },
+        let built = match catch_unwind(AssertUnwindSafe(|| self.order.epoch(epoch))) {
+            Ok(Ok(index)) => Ok(index),
+            Ok(Err(error)) => Err(FailureKind::Order(full_message(&error))),
+            Err(payload) => Err(FailureKind::Panic(panic_message(payload.as_ref()))),
         };
         let mut state = self.lock();
         state.building = false;
         match built {
             Ok(index) if index.micro_steps() > 0 => self.push(&mut state, index, 0),
-            Ok(_) => state.failed = Some(Arc::new(EpochFailure { epoch, kind: FailureKind::Empty })),
+            Ok(_) => {
+                state.failed = Some(Arc::new(EpochFailure {
+                    epoch,
+                    kind: FailureKind::Empty,
+                }))
+            }
             Err(kind) => state.failed = Some(Arc::new(EpochFailure { epoch, kind })),
         }
         self.changed.notify_all();
@@ -265,8 +287,14 @@ impl EpochWindow {
         let epoch = failure.epoch;
         match &failure.kind {
             FailureKind::Empty => self.empty(epoch),
-            FailureKind::Panic(message) => LoaderError::EpochPanic { epoch, message: message.clone() },
-            FailureKind::Order(message) => LoaderError::EpochFailed { epoch, message: message.clone() },
+            FailureKind::Panic(message) => LoaderError::EpochPanic {
+                epoch,
+                message: message.clone(),
+            },
+            FailureKind::Order(message) => LoaderError::EpochFailed {
+                epoch,
+                message: message.clone(),
+            },
         }
     }
 
@@ -300,7 +328,10 @@ fn full_message(error: &OrderError) -> String {
 
 fn located(live: &Live, seq: u64) -> Located {
     let micro_step = live.start + (seq - live.first_seq);
-    Located { index: live.index.clone(), step: counters(&*live.index, live.epoch, micro_step, live.base) }
+    Located {
+        index: live.index.clone(),
+        step: counters(&*live.index, live.epoch, micro_step, live.base),
+    }
 }
 
 /// Counters of a micro-step, from the epoch's own rule for the last, partial accumulation.
@@ -326,7 +357,11 @@ pub(crate) fn counters(index: &dyn Epoch, epoch: u64, micro_step: u64, base: (u6
 fn first(mut from: u64, mut to: u64, test: impl Fn(u64) -> bool) -> u64 {
     while from < to {
         let middle = from + (to - from) / 2;
-        if test(middle) { to = middle } else { from = middle + 1 }
+        if test(middle) {
+            to = middle
+        } else {
+            from = middle + 1
+        }
     }
     from
 }

@@ -7,6 +7,7 @@ use ceteris_samplers::{OrderError, SampleId};
 
 use super::buffer::AllocationError;
 use super::state::StateError;
+use crate::collate::CollateError;
 use crate::source::SourceError;
 
 /// Where in the run something happened.
@@ -45,7 +46,11 @@ pub struct SampleAt {
 
 impl fmt::Display for SampleAt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sample {} (rank {}, slot {})", self.sample, self.rank, self.slot)?;
+        write!(
+            f,
+            "sample {} (rank {}, slot {})",
+            self.sample, self.rank, self.slot
+        )?;
         match &self.file {
             Some(file) => write!(f, " of {}", file.display()),
             None => Ok(()),
@@ -94,7 +99,7 @@ pub enum LoaderError {
         epoch: u64,
         /// Why.
         #[source]
-        source: OrderError,
+        source: Box<OrderError>,
     },
     /// An epoch of the order could not be built in the background.
     #[error("epoch {epoch} cannot be built: {message}")]
@@ -128,13 +133,13 @@ pub enum LoaderError {
         /// Where in the run.
         at: StepAt,
         /// Which sample.
-        sample: SampleAt,
+        sample: Box<SampleAt>,
         /// Why.
-        source: SourceError,
+        source: Box<SourceError>,
     },
     /// A file of the dataset changed during the run: batches since the last check may hold anything.
     #[error("the dataset changed during the run: {0}")]
-    Changed(#[source] SourceError),
+    Changed(#[source] Box<SourceError>),
     /// A worker panicked.
     #[error("{at}: worker {worker} panicked{}: {message}", .sample.as_ref().map_or(String::new(), |s| format!(" at {s}")))]
     WorkerPanic {
@@ -143,7 +148,7 @@ pub enum LoaderError {
         /// Which worker.
         worker: usize,
         /// The sample it was busy with.
-        sample: Option<SampleAt>,
+        sample: Option<Box<SampleAt>>,
         /// The panic's message.
         message: String,
     },
@@ -154,7 +159,9 @@ pub enum LoaderError {
         global_micro_step: u64,
     },
     /// The consumer holds every buffer, so nothing can be assembled.
-    #[error("all {buffers} batch buffers are held by the consumer: drop a batch before asking for the next, or raise prefetch")]
+    #[error(
+        "all {buffers} batch buffers are held by the consumer: drop a batch before asking for the next, or raise prefetch"
+    )]
     AllBuffersHeld {
         /// Buffers of this loader.
         buffers: usize,
@@ -170,6 +177,9 @@ pub enum LoaderError {
     /// The loader failed before; it delivers nothing more.
     #[error("the loader has failed before: {0}")]
     AlreadyFailed(String),
+    /// The collator's options.
+    #[error(transparent)]
+    Collator(#[from] CollateError),
     /// Memory.
     #[error(transparent)]
     Allocation(#[from] AllocationError),

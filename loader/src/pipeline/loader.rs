@@ -12,7 +12,7 @@ use super::batch::{Batch, BatchBuffer, BatchShape, BatchStep};
 use super::epochs::{EpochPlan, EpochWindow};
 use super::error::LoaderError;
 use super::metrics::LoaderMetrics;
-use super::options::{LoaderOptions, Notice};
+use super::options::LoaderOptions;
 use super::ring::{ConsumerEnd, Job, Lanes, Taken, WorkerEnd, ring};
 use super::stall::Watch;
 use super::state::{DatasetIdentity, LoaderState, STATE_VERSION, SourceCount, StateError, layout};
@@ -61,7 +61,11 @@ pub(crate) struct Progress {
 
 impl Progress {
     fn advance(&mut self, step: &BatchStep, consumed: &[u64]) {
-        self.next = if step.closes_epoch { (step.epoch + 1, 0) } else { (step.epoch, step.micro_step + 1) };
+        self.next = if step.closes_epoch {
+            (step.epoch + 1, 0)
+        } else {
+            (step.epoch, step.micro_step + 1)
+        };
         self.global_micro_step = step.global_micro_step + 1;
         self.global_step = step.global_step + u64::from(step.closes_step);
         for (sum, &n) in self.consumed.iter_mut().zip(consumed) {
@@ -72,7 +76,10 @@ impl Progress {
 
 impl fmt::Debug for Loader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loader").field("order", &self.order).field("progress", &self.progress).finish_non_exhaustive()
+        f.debug_struct("Loader")
+            .field("order", &self.order)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
     }
 }
 
@@ -127,8 +134,16 @@ impl Loader {
         let consumed = if names.is_empty() {
             vec![state.consumed_samples]
         } else {
-            let of = |name: &String| state.consumed_samples_per_source.iter().find(|c| c.source == *name);
-            names.iter().map(|name| of(name).map_or(0, |c| c.samples)).collect()
+            let of = |name: &String| {
+                state
+                    .consumed_samples_per_source
+                    .iter()
+                    .find(|c| c.source == *name)
+            };
+            names
+                .iter()
+                .map(|name| of(name).map_or(0, |c| c.samples))
+                .collect()
         };
         let progress = Progress {
             next: (state.epoch, state.micro_step),
@@ -136,7 +151,15 @@ impl Loader {
             global_step: state.global_step,
             consumed,
         };
-        Loader::start(source, order, LoaderOptions { start: progress.next, ..options }, progress)
+        Loader::start(
+            source,
+            order,
+            LoaderOptions {
+                start: progress.next,
+                ..options
+            },
+            progress,
+        )
     }
 
     fn start(
@@ -147,24 +170,37 @@ impl Loader {
     ) -> Result<Loader, LoaderError> {
         options.check()?;
         if order.num_samples() != source.num_samples() {
-            return Err(LoaderError::SizeMismatch { order: order.num_samples(), dataset: source.num_samples() });
+            return Err(LoaderError::SizeMismatch {
+                order: order.num_samples(),
+                dataset: source.num_samples(),
+            });
         }
         let geometry = order.geometry();
         let fits = |what: &'static str, n: u64| {
-            usize::try_from(n).ok().filter(|&n| n > 0).ok_or_else(|| LoaderError::Option {
-                option: what,
-                reason: format!("{n} is not a usable size"),
-            })
+            usize::try_from(n)
+                .ok()
+                .filter(|&n| n > 0)
+                .ok_or_else(|| LoaderError::Option {
+                    option: what,
+                    reason: format!("{n} is not a usable size"),
+                })
         };
-        let outputs = options.documents.map_or_else(Default::default, |rule| rule.outputs());
-        let sample_tokens = options.collator.sample_tokens(options.seq_length).max(options.seq_length);
+        let outputs = options
+            .documents
+            .map_or_else(Default::default, |rule| rule.outputs());
+        options.collator.check(options.seq_length)?;
+        let sample_tokens = options.collator.width(options.seq_length).max(options.seq_length);
         let shape = Arc::new(BatchShape {
             ranks: options.ranks.resolve(geometry.world_size)?,
             micro_batch_size: fits("micro_batch_size", geometry.micro_batch_size)?,
             seq_length: options.seq_length,
             extra_tokens: sample_tokens - options.seq_length,
-            outputs: options.collator.outputs().union(outputs),
-            digests: options.digest.is_some(),
+            outputs: options
+                .collator
+                .outputs()
+                .intersection(options.outputs)
+                .union(outputs),
+            fingerprints: options.fingerprints,
         });
         let parts = progress.consumed.len();
         let plan = EpochPlan {
@@ -172,7 +208,6 @@ impl Loader {
             base: (progress.global_micro_step, progress.global_step),
             end: options.epochs,
             limit: options.max_micro_steps,
-            never_set: options.epoch_never_set,
         };
         let window = EpochWindow::new(Arc::clone(&order), plan)?;
         if let Some(first) = window.peek(0) {
@@ -182,7 +217,7 @@ impl Loader {
         let count = options.prefetch + 1;
         let mut buffers = Vec::with_capacity(count);
         for _ in 0..count {
-            buffers.push(Box::new(BatchBuffer::new(Arc::clone(&shape), parts, &*options.allocator)?));
+            buffers.push(BatchBuffer::new(Arc::clone(&shape), parts, &*options.allocator)?);
         }
         let (lanes, ends, consumer) = ring(options.workers.max(1), buffers);
         let assembler = Arc::new(Assembler {
@@ -192,7 +227,6 @@ impl Loader {
             world_size: geometry.world_size,
             collator: Arc::clone(&options.collator),
             documents: options.documents,
-            digest: options.digest,
             pad_token: options.pad_token,
             parts,
             workers: options.workers as u64,
@@ -218,9 +252,6 @@ impl Loader {
             options,
         };
         loader.start_threads(ends, parker)?;
-        if loader.options.epoch_never_set && loader.options.epochs.is_none_or(|end| end > 1) {
-            loader.options.notices.send(&Notice::EpochNeverSet);
-        }
         Ok(loader)
     }
 
@@ -233,21 +264,28 @@ impl Loader {
             }
         } else {
             let assembler = Arc::clone(&self.assembler);
-            self.spawn("ceteris-epochs".to_owned(), move || assembler.window.run_builder())?;
+            self.spawn("ceteris-epochs".to_owned(), move || {
+                assembler.window.run_builder()
+            })?;
             for (worker, (end, status)) in ends.into_iter().zip(&statuses).enumerate() {
                 let (assembler, status) = (Arc::clone(&self.assembler), Arc::clone(status));
                 let scratch = assembler.scratch(page_in);
-                self.spawn(format!("ceteris-load-{worker}"), move || assembler.run(worker, &end, &status, scratch))?;
+                self.spawn(format!("ceteris-load-{worker}"), move || {
+                    assembler.run(worker, &end, &status, scratch)
+                })?;
             }
         }
         let (watch, assembler) = (Arc::clone(&self.watch), Arc::clone(&self.assembler));
         let (period, notices) = (self.options.stall_period, self.options.notices.clone());
-        self.spawn("ceteris-watch".to_owned(), move || watch.run(&parker, &assembler, &statuses, period, &notices))
+        self.spawn("ceteris-watch".to_owned(), move || {
+            watch.run(&parker, &assembler, &statuses, period, &notices)
+        })
     }
 
     fn spawn(&mut self, name: String, body: impl FnOnce() + Send + 'static) -> Result<(), LoaderError> {
         let started = thread::Builder::new().name(name.clone()).spawn(body);
-        self.threads.push(started.map_err(|source| LoaderError::Thread { name, source })?);
+        self.threads
+            .push(started.map_err(|source| LoaderError::Thread { name, source })?);
         Ok(())
     }
 
@@ -284,7 +322,10 @@ impl Loader {
                 self.check_source().map(|()| None)
             }
             Err(error) => {
-                if !matches!(error, LoaderError::Interrupted { .. } | LoaderError::AllBuffersHeld { .. }) {
+                if !matches!(
+                    error,
+                    LoaderError::Interrupted { .. } | LoaderError::AllBuffersHeld { .. }
+                ) {
                     self.failed = Some(error.to_string());
                 }
                 Err(error)
@@ -306,13 +347,19 @@ impl Loader {
                 Taken::Ready(buffer) => return Ok(Some((buffer, occupancy))),
                 Taken::End => return Ok(None),
                 Taken::Failed(error) => return Err(*error),
-                Taken::Gone => return Err(LoaderError::WorkersGone { global_micro_step: self.progress.global_micro_step }),
+                Taken::Gone => {
+                    return Err(LoaderError::WorkersGone {
+                        global_micro_step: self.progress.global_micro_step,
+                    });
+                }
                 Taken::NotYet => {
                     if let Some(error) = self.consumer.take_old_failure(FAILURE_GRACE) {
                         return Err(*error);
                     }
                     if self.lanes.held() == self.buffers {
-                        return Err(LoaderError::AllBuffersHeld { buffers: self.buffers });
+                        return Err(LoaderError::AllBuffersHeld {
+                            buffers: self.buffers,
+                        });
                     }
                     if wait.is_none() {
                         self.watch.begin(self.seq);
@@ -324,9 +371,13 @@ impl Loader {
     }
 
     fn assemble_here(&mut self) -> Result<Option<(Box<BatchBuffer>, usize)>, LoaderError> {
-        let Some((end, status, scratch)) = &mut self.inline else { return Ok(None) };
+        let Some((end, status, scratch)) = &mut self.inline else {
+            return Ok(None);
+        };
         let Ok(Job::Assemble(_, buffer)) = end.jobs.try_recv() else {
-            return Err(LoaderError::AllBuffersHeld { buffers: self.buffers });
+            return Err(LoaderError::AllBuffersHeld {
+                buffers: self.buffers,
+            });
         };
         self.watch.begin(self.seq);
         match self.assembler.job(0, self.seq, buffer, status, scratch, true) {
@@ -340,17 +391,23 @@ impl Loader {
         if let Some(error) = self.watch.take_failure() {
             return Err(error);
         }
-        match self.options.stop.as_ref().and_then(super::signals::StopSignal::requested) {
-            Some(signal) => {
-                Err(LoaderError::Interrupted { signal, global_micro_step: self.progress.global_micro_step })
-            }
+        match self
+            .options
+            .stop
+            .as_ref()
+            .and_then(super::signals::StopSignal::requested)
+        {
+            Some(signal) => Err(LoaderError::Interrupted {
+                signal,
+                global_micro_step: self.progress.global_micro_step,
+            }),
             None => Ok(()),
         }
     }
 
     fn check_source(&mut self) -> Result<(), LoaderError> {
         self.assembler.source.check_unchanged().map_err(|source| {
-            let error = LoaderError::Changed(source);
+            let error = LoaderError::Changed(Box::new(source));
             self.failed = Some(error.to_string());
             error
         })
@@ -400,7 +457,10 @@ impl Loader {
 
 fn identity(source: &dyn Source, options: &LoaderOptions) -> DatasetIdentity {
     let name = |path: &std::path::PathBuf| {
-        path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+        path.file_name().map_or_else(
+            || path.display().to_string(),
+            |name| name.to_string_lossy().into_owned(),
+        )
     };
     DatasetIdentity {
         fingerprint: options.dataset_fingerprint.clone(),
@@ -418,7 +478,6 @@ fn blank_state(source: &dyn Source, order: &dyn Order, options: &LoaderOptions) 
         geometry: order.geometry(),
         dataset: identity(source, options),
         seq_length: options.seq_length as u64,
-        epoch_never_set: options.epoch_never_set,
         epoch: 0,
         micro_step: 0,
         global_micro_step: 0,

@@ -55,6 +55,10 @@ impl LoaderMetrics {
 
     /// Mean ring occupancy, 0 before the first batch.
     pub fn mean_occupancy(&self) -> f64 {
-        if self.batches == 0 { 0.0 } else { self.occupancy_sum as f64 / self.batches as f64 }
+        if self.batches == 0 {
+            0.0
+        } else {
+            self.occupancy_sum as f64 / self.batches as f64
+        }
     }
 }

@@ -22,7 +22,6 @@
 
 mod batch;
 mod buffer;
-mod collator;
 mod documents;
 mod epochs;
 mod error;
@@ -38,13 +37,10 @@ mod worker;
 
 pub use batch::{Batch, BatchBuffer, BatchShape, BatchStep, MicroBatch};
 pub use buffer::{AllocationError, BUFFER_ALIGN, BufferAllocator, BufferMemory, PlainMemory};
-pub use collator::{DocumentStarts, Outputs, RowCollator, RowOut, TokensOnly};
 pub use documents::{DocumentRule, Marker};
 pub use error::{LoaderError, SampleAt, StepAt};
 pub use loader::Loader;
 pub use metrics::{BatchMetrics, LoaderMetrics};
-pub use options::{
-    DEFAULT_PREFETCH, DEFAULT_WORKERS, LoaderOptions, Notice, NoticeSink, PageIn, Ranks, RowDigest,
-};
+pub use options::{DEFAULT_PREFETCH, DEFAULT_WORKERS, LoaderOptions, Notice, NoticeSink, PageIn, Ranks};
 pub use signals::StopSignal;
 pub use state::{DatasetIdentity, Difference, LoaderState, STATE_VERSION, SourceCount, StateError};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::buffer::{BufferAllocator, PlainMemory};
-use super::collator::{RowCollator, TokensOnly};
 use super::documents::DocumentRule;
 use super::error::LoaderError;
 use super::signals::StopSignal;
+use crate::collate::{Collator, Outputs, TokensOnly};
 
 /// Which ranks' batches one loader assembles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,10 @@ impl Ranks {
     /// # Errors
     /// [`LoaderError::Option`] for an empty list, a rank outside the world, or one named twice.
     pub fn resolve(&self, world_size: u64) -> Result<Vec<u64>, LoaderError> {
-        let fail = |reason: String| LoaderError::Option { option: "ranks", reason };
+        let fail = |reason: String| LoaderError::Option {
+            option: "ranks",
+            reason,
+        };
         match self {
             Ranks::All => Ok((0..world_size).collect()),
             Ranks::Some(ranks) if ranks.is_empty() => Err(fail("no rank was asked for".to_owned())),
@@ -73,8 +76,8 @@ pub enum Notice {
         /// What the worker in charge is doing.
         doing: String,
     },
-    /// Every epoch repeats the order of epoch 0.
-    EpochNeverSet,
+    /// What the order has to say about its options, once a run.
+    Order(String),
     /// A run goes on under another layout.
     Elastic(String),
 }
@@ -82,14 +85,17 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Notice::Stall { seconds, global_micro_step, doing } => {
-                write!(f, "stall: waited {seconds} s for global micro-step {global_micro_step}: {doing}")
+            Notice::Stall {
+                seconds,
+                global_micro_step,
+                doing,
+            } => {
+                write!(
+                    f,
+                    "stall: waited {seconds} s for global micro-step {global_micro_step}: {doing}"
+                )
             }
-            Notice::EpochNeverSet => f.write_str(
-                "set_epoch is never called in this mode: every epoch repeats the order of epoch 0, as in a training \
-                 loop that forgets it",
-            ),
-            Notice::Elastic(text) => f.write_str(text),
+            Notice::Order(text) | Notice::Elastic(text) => f.write_str(text),
         }
     }
 }
@@ -122,9 +128,6 @@ impl fmt::Debug for NoticeSink {
     }
 }
 
-/// Digest of a row's tokens; see `fingerprint.rs` for definition 1.
-pub type RowDigest = fn(&[i32]) -> u128;
-
 /// How a loader runs. None of these but `start`, `epochs`, `ranks` and what shapes a row changes what is delivered.
 #[derive(Clone, Debug)]
 pub struct LoaderOptions {
@@ -139,19 +142,19 @@ pub struct LoaderOptions {
     /// Fills rows behind a short sample and rows past the end of an epoch.
     pub pad_token: i32,
     /// Labels, masks, positions.
-    pub collator: Arc<dyn RowCollator>,
+    pub collator: Arc<dyn Collator>,
+    /// Which of the collator's arrays to fill; all by default.
+    pub outputs: Outputs,
     /// Document boundaries (`cu_seqlens`, `position_ids`), if asked for.
     pub documents: Option<DocumentRule>,
-    /// Digest of each row, computed by the workers.
-    pub digest: Option<RowDigest>,
+    /// Have the workers compute the fingerprint of each row.
+    pub fingerprints: bool,
     /// Epoch and micro-step within it that come first.
     pub start: (u64, u64),
     /// Epochs of the run, counted from epoch 0; `None` runs for ever.
     pub epochs: Option<u64>,
     /// Micro-steps this loader delivers at most.
     pub max_micro_steps: Option<u64>,
-    /// Every epoch repeats epoch 0, as in a loop that never calls `set_epoch`. Warned of once.
-    pub epoch_never_set: bool,
     /// Page-in ahead of reads.
     pub page_in: PageIn,
     /// Micro-steps of its own that a worker asks pages for ahead.
@@ -183,12 +186,12 @@ impl LoaderOptions {
             seq_length,
             pad_token: 0,
             collator: Arc::new(TokensOnly),
+            outputs: Outputs::ALL,
             documents: None,
-            digest: None,
+            fingerprints: false,
             start: (0, 0),
             epochs: None,
             max_micro_steps: None,
-            epoch_never_set: false,
             page_in: PageIn::Auto,
             page_in_micro_steps: 2,
             allocator: Arc::new(PlainMemory),
@@ -200,7 +203,12 @@ impl LoaderOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), LoaderError> {
-        let fail = |option, reason: &str| Err(LoaderError::Option { option, reason: reason.to_owned() });
+        let fail = |option, reason: &str| {
+            Err(LoaderError::Option {
+                option,
+                reason: reason.to_owned(),
+            })
+        };
         if self.seq_length == 0 {
             return fail("seq_length", "a row needs at least one token");
         }
@@ -208,7 +216,10 @@ impl LoaderOptions {
             return fail("prefetch", "at least one batch must be assembled ahead");
         }
         if self.prefetch > 1 << 16 || self.workers > 1 << 12 {
-            return fail("workers", "at most 4096 workers and a prefetch of 65536 batches are supported");
+            return fail(
+                "workers",
+                "at most 4096 workers and a prefetch of 65536 batches are supported",
+            );
         }
         if self.stall_period.is_zero() {
             return fail("stall_period", "must be above zero");

@@ -38,7 +38,11 @@ pub(crate) struct Ahead {
 impl Ahead {
     /// `rows` is the number of rows of a micro-step.
     pub(crate) fn new(mode: PageIn, rows: usize) -> Ahead {
-        Ahead { mode, quiet: 0, ids: Vec::with_capacity(rows) }
+        Ahead {
+            mode,
+            quiet: 0,
+            ids: Vec::with_capacity(rows),
+        }
     }
 
     pub(crate) fn active(&self) -> bool {
@@ -50,10 +54,23 @@ impl Ahead {
     }
 
     /// Hints at the rows of one micro-step of the given ranks.
-    pub(crate) fn hint(&mut self, source: &dyn Source, index: &dyn Epoch, micro_step: u64, ranks: &[u64], slots: u64) {
+    pub(crate) fn hint(
+        &mut self,
+        source: &dyn Source,
+        index: &dyn Epoch,
+        micro_step: u64,
+        ranks: &[u64],
+        slots: u64,
+    ) {
         self.ids.clear();
         for &rank in ranks {
-            self.ids.extend((0..slots).map_while(|slot| index.sample(Place { micro_step, rank, slot })));
+            self.ids.extend((0..slots).map_while(|slot| {
+                index.sample(Place {
+                    micro_step,
+                    rank,
+                    slot,
+                })
+            }));
         }
         source.will_need(&self.ids);
     }

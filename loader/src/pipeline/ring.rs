@@ -113,7 +113,7 @@ pub(crate) enum Taken {
 /// A ring for `workers` workers (at least one) over the given buffers.
 pub(crate) fn ring(
     workers: usize,
-    buffers: Vec<Box<BatchBuffer>>,
+    buffers: Vec<BatchBuffer>,
 ) -> (std::sync::Arc<Lanes>, Vec<WorkerEnd>, ConsumerEnd) {
     let count = buffers.len();
     let (done_send, done_receive) = bounded(count);
@@ -121,15 +121,30 @@ pub(crate) fn ring(
     for _ in 0..workers {
         let (send, receive) = bounded(count + 1);
         lanes.push(send);
-        ends.push(WorkerEnd { jobs: receive, done: done_send.clone() });
+        ends.push(WorkerEnd {
+            jobs: receive,
+            done: done_send.clone(),
+        });
     }
-    let lanes = Lanes { lanes, buffers: count as u64, held: AtomicUsize::new(0) };
+    let lanes = Lanes {
+        lanes,
+        buffers: count as u64,
+        held: AtomicUsize::new(0),
+    };
     for (seq, buffer) in buffers.into_iter().enumerate() {
-        lanes.send(seq as u64, buffer);
+        lanes.send(seq as u64, Box::new(buffer));
     }
     let mut waiting = Vec::with_capacity(count);
     waiting.resize_with(count, || None);
-    (std::sync::Arc::new(lanes), ends, ConsumerEnd { done: done_receive, waiting, ready: 0 })
+    (
+        std::sync::Arc::new(lanes),
+        ends,
+        ConsumerEnd {
+            done: done_receive,
+            waiting,
+            ready: 0,
+        },
+    )
 }
 
 impl ConsumerEnd {
@@ -166,7 +181,10 @@ impl ConsumerEnd {
         if self.waiting[slot].is_none() {
             let received = match timeout {
                 None => self.done.try_recv().map_err(|e| e == TryRecvError::Disconnected),
-                Some(time) => self.done.recv_timeout(time).map_err(|e| e == RecvTimeoutError::Disconnected),
+                Some(time) => self
+                    .done
+                    .recv_timeout(time)
+                    .map_err(|e| e == RecvTimeoutError::Disconnected),
             };
             match received {
                 Ok(done) => self.store(done),

@@ -74,7 +74,9 @@ impl Watch {
         period: Duration,
         notices: &NoticeSink,
     ) {
-        let tick = (period / 4).min(Duration::from_millis(250)).max(Duration::from_millis(1));
+        let tick = (period / 4)
+            .min(Duration::from_millis(250))
+            .max(Duration::from_millis(1));
         let mut reported = (0, 0);
         let mut checked = Instant::now();
         while !self.closed.load(Ordering::Acquire) {
@@ -82,7 +84,8 @@ impl Watch {
             if checked.elapsed() >= CHECK_EVERY && !self.has_failed.load(Ordering::Acquire) {
                 checked = Instant::now();
                 if let Err(source) = assembler.source.check_unchanged() {
-                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(LoaderError::Changed(source));
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(LoaderError::Changed(Box::new(source)));
                     self.has_failed.store(true, Ordering::Release);
                 }
             }
@@ -93,7 +96,10 @@ impl Watch {
             if reported.0 != since {
                 reported = (since, 0);
             }
-            let waited = self.start.elapsed().saturating_sub(Duration::from_millis(since - 1));
+            let waited = self
+                .start
+                .elapsed()
+                .saturating_sub(Duration::from_millis(since - 1));
             let periods = (waited.as_nanos() / period.as_nanos().max(1)) as u64;
             if periods > reported.1 {
                 reported.1 = periods;

@@ -54,8 +54,6 @@ pub struct LoaderState {
     pub dataset: DatasetIdentity,
     /// Tokens of a row.
     pub seq_length: u64,
-    /// Every epoch repeats epoch 0.
-    pub epoch_never_set: bool,
     /// Epoch of the next micro-step.
     pub epoch: u64,
     /// Next micro-step, within the epoch.
@@ -88,7 +86,11 @@ impl fmt::Display for Difference {
 }
 
 fn list(differences: &[Difference]) -> String {
-    differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    differences
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// Why a state is refused.
@@ -125,7 +127,9 @@ pub enum StateError {
         differences: Vec<Difference>,
     },
     /// The position does not exist.
-    #[error("the state stands at micro-step {micro_step} of epoch {epoch}, which has {micro_steps} micro-steps")]
+    #[error(
+        "the state stands at micro-step {micro_step} of epoch {epoch}, which has {micro_steps} micro-steps"
+    )]
     Position {
         /// Epoch of the state.
         epoch: u64,
@@ -176,7 +180,11 @@ impl LoaderState {
     /// # Errors
     /// [`StateError::Io`].
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        let fail = |source| StateError::Io { path: path.to_owned(), action: "write", source };
+        let fail = |source| StateError::Io {
+            path: path.to_owned(),
+            action: "write",
+            source,
+        };
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -200,12 +208,17 @@ impl LoaderState {
             action: "read",
             source,
         })?;
-        let format = |reason: String| StateError::Format { path: path.to_owned(), reason };
+        let format = |reason: String| StateError::Format {
+            path: path.to_owned(),
+            reason,
+        };
         let value: Value = serde_json::from_str(&text).map_err(|e| format(e.to_string()))?;
         if let Some(found) = value.get("state_version").and_then(Value::as_u64)
             && found != u64::from(STATE_VERSION)
         {
-            return Err(StateError::Version { found: u32::try_from(found).unwrap_or(u32::MAX) });
+            return Err(StateError::Version {
+                found: u32::try_from(found).unwrap_or(u32::MAX),
+            });
         }
         serde_json::from_value(value).map_err(|e| format(e.to_string()))
     }
@@ -220,18 +233,37 @@ impl LoaderState {
         }
         let mut field = |what: &str, saved: String, now: String| {
             if saved != now {
-                found.push(Difference { what: what.to_owned(), saved, now });
+                found.push(Difference {
+                    what: what.to_owned(),
+                    saved,
+                    now,
+                });
             }
         };
-        field("dataset size", self.dataset.num_samples.to_string(), now.dataset.num_samples.to_string());
+        field(
+            "dataset size",
+            self.dataset.num_samples.to_string(),
+            now.dataset.num_samples.to_string(),
+        );
         if !self.dataset.fingerprint.is_empty() && !now.dataset.fingerprint.is_empty() {
-            field("dataset fingerprint", self.dataset.fingerprint.clone(), now.dataset.fingerprint.clone());
+            field(
+                "dataset fingerprint",
+                self.dataset.fingerprint.clone(),
+                now.dataset.fingerprint.clone(),
+            );
         } else {
             // Without contents to compare, the names of the files are what there is.
-            field("dataset files", self.dataset.files.join(", "), now.dataset.files.join(", "));
+            field(
+                "dataset files",
+                self.dataset.files.join(", "),
+                now.dataset.files.join(", "),
+            );
         }
-        field("seq_length", self.seq_length.to_string(), now.seq_length.to_string());
-        field("epoch_never_set", self.epoch_never_set.to_string(), now.epoch_never_set.to_string());
+        field(
+            "seq_length",
+            self.seq_length.to_string(),
+            now.seq_length.to_string(),
+        );
         found
     }
 }
@@ -244,12 +276,19 @@ fn compare(path: &str, saved: &Value, now: &Value, found: &mut Vec<Difference>) 
             keys.sort();
             keys.dedup();
             for key in keys {
-                let (a, b) = (a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null));
+                let (a, b) = (
+                    a.get(key).unwrap_or(&Value::Null),
+                    b.get(key).unwrap_or(&Value::Null),
+                );
                 compare(&format!("{path}.{key}"), a, b, found);
             }
         }
         (a, b) if a == b => {}
-        (a, b) => found.push(Difference { what: path.to_owned(), saved: a.to_string(), now: b.to_string() }),
+        (a, b) => found.push(Difference {
+            what: path.to_owned(),
+            saved: a.to_string(),
+            now: b.to_string(),
+        }),
     }
 }
 

@@ -8,13 +8,13 @@ use std::time::Instant;
 use ceteris_samplers::{Epoch, Place, SampleId};
 
 use super::batch::{BatchBuffer, BatchShape, BatchStep};
-use super::collator::RowCollator;
 use super::documents::DocumentRule;
 use super::epochs::{EpochWindow, Located};
 use super::error::{LoaderError, SampleAt, StepAt, panic_message};
-use super::options::RowDigest;
 use super::page_in::{Ahead, DiskReads};
 use super::ring::{Done, Job, WorkerEnd};
+use crate::collate::Collator;
+use crate::fingerprint::Fingerprint;
 use crate::source::{Source, SourceError};
 
 /// What a worker is doing, for messages about stalls and panics. Written by it, read by others at any time.
@@ -48,7 +48,8 @@ impl Status {
         self.sample.store(NONE, Ordering::Relaxed);
         self.epoch.store(step.epoch, Ordering::Relaxed);
         self.micro_step.store(step.micro_step, Ordering::Relaxed);
-        self.global_micro_step.store(step.global_micro_step, Ordering::Relaxed);
+        self.global_micro_step
+            .store(step.global_micro_step, Ordering::Relaxed);
     }
 
     fn sample(&self, sample: SampleId, rank: u64, slot: u64) {
@@ -70,13 +71,15 @@ impl Status {
     }
 
     /// The sample in work, with its file.
-    pub(crate) fn sample_at(&self, source: &dyn Source) -> Option<SampleAt> {
+    pub(crate) fn sample_at(&self, source: &dyn Source) -> Option<Box<SampleAt>> {
         let sample = self.sample.load(Ordering::Relaxed);
-        (sample != NONE).then(|| SampleAt {
-            sample,
-            rank: self.rank.load(Ordering::Relaxed),
-            slot: self.slot.load(Ordering::Relaxed),
-            file: source.file_of(sample),
+        (sample != NONE).then(|| {
+            Box::new(SampleAt {
+                sample,
+                rank: self.rank.load(Ordering::Relaxed),
+                slot: self.slot.load(Ordering::Relaxed),
+                file: source.file_of(sample),
+            })
         })
     }
 }
@@ -89,9 +92,8 @@ pub(crate) struct Assembler {
     pub shape: Arc<BatchShape>,
     /// Ranks of the run, which may be more than the batch holds.
     pub world_size: u64,
-    pub collator: Arc<dyn RowCollator>,
+    pub collator: Arc<dyn Collator>,
     pub documents: Option<DocumentRule>,
-    pub digest: Option<RowDigest>,
     pub pad_token: i32,
     /// Parts of the dataset that consumption is counted by.
     pub parts: usize,
@@ -111,7 +113,11 @@ impl Assembler {
     pub(crate) fn scratch(&self, mode: super::options::PageIn) -> Scratch {
         Scratch {
             extra: Vec::with_capacity(self.shape.extra_tokens),
-            starts: Vec::with_capacity(if self.documents.is_some() { self.shape.seq_length + 1 } else { 0 }),
+            starts: Vec::with_capacity(if self.documents.is_some() {
+                self.shape.seq_length + 1
+            } else {
+                0
+            }),
             ahead: Ahead::new(mode, self.shape.rows()),
         }
     }
@@ -138,16 +144,25 @@ impl Assembler {
         scratch: &mut Scratch,
         build: bool,
     ) -> Done {
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.assemble(seq, &mut buffer, status, scratch, build)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.assemble(seq, &mut buffer, status, scratch, build)
+        }));
         let done = match outcome {
             Ok(Ok(true)) => Done::Ready(seq, buffer),
             Ok(Ok(false)) => Done::End(seq),
             Ok(Err(error)) => Done::Failed(seq, Instant::now(), Box::new(error)),
             Err(payload) => {
                 // The sample is looked up with care: the source has just panicked.
-                let sample = catch_unwind(AssertUnwindSafe(|| status.sample_at(&*self.source))).ok().flatten();
+                let sample = catch_unwind(AssertUnwindSafe(|| status.sample_at(&*self.source)))
+                    .ok()
+                    .flatten();
                 let message = panic_message(payload.as_ref());
-                let error = LoaderError::WorkerPanic { at: status.at(), worker, sample, message };
+                let error = LoaderError::WorkerPanic {
+                    at: status.at(),
+                    worker,
+                    sample,
+                    message,
+                };
                 Done::Failed(seq, Instant::now(), Box::new(error))
             }
         };
@@ -164,7 +179,9 @@ impl Assembler {
         scratch: &mut Scratch,
         build: bool,
     ) -> Result<bool, LoaderError> {
-        let Some(located) = self.window.locate(seq, build)? else { return Ok(false) };
+        let Some(located) = self.window.locate(seq, build)? else {
+            return Ok(false);
+        };
         status.begin(&located.step);
         let before = DiskReads::now();
         if scratch.ahead.active() {
@@ -183,10 +200,19 @@ impl Assembler {
     fn hint(&self, seq: u64, located: &Located, scratch: &mut Scratch) {
         let slots = self.shape.micro_batch_size as u64;
         for ahead in 0..=self.page_in_micro_steps {
-            let next =
-                if ahead == 0 { Some(located.clone()) } else { self.window.peek(seq + ahead * self.workers.max(1)) };
+            let next = if ahead == 0 {
+                Some(located.clone())
+            } else {
+                self.window.peek(seq + ahead * self.workers.max(1))
+            };
             let Some(next) = next else { break };
-            scratch.ahead.hint(&*self.source, &*next.index, next.step.micro_step, &self.shape.ranks, slots);
+            scratch.ahead.hint(
+                &*self.source,
+                &*next.index,
+                next.step.micro_step,
+                &self.shape.ranks,
+                slots,
+            );
         }
     }
 
@@ -198,7 +224,11 @@ impl Assembler {
         scratch: &mut Scratch,
     ) -> Result<(), LoaderError> {
         let (index, step) = (&*located.index, located.step);
-        let at = StepAt { epoch: step.epoch, micro_step: step.micro_step, global_micro_step: step.global_micro_step };
+        let at = StepAt {
+            epoch: step.epoch,
+            micro_step: step.micro_step,
+            global_micro_step: step.global_micro_step,
+        };
         let b = self.shape.micro_batch_size;
         buffer.step = step;
         buffer.documents.fill(0);
@@ -207,11 +237,19 @@ impl Assembler {
             let mut valid = 0;
             for slot in 0..b {
                 let row = group * b + slot;
-                let place = Place { micro_step: step.micro_step, rank, slot: slot as u64 };
+                let place = Place {
+                    micro_step: step.micro_step,
+                    rank,
+                    slot: slot as u64,
+                };
                 let sample = index.sample(place);
                 if let Some(sample) = sample {
                     if valid != slot {
-                        return Err(LoaderError::Gap { at, rank, slot: slot as u64 });
+                        return Err(LoaderError::Gap {
+                            at,
+                            rank,
+                            slot: slot as u64,
+                        });
                     }
                     valid += 1;
                     status.sample(sample, rank, slot as u64);
@@ -220,16 +258,17 @@ impl Assembler {
                     buffer.deal_indices[row] = index.deal_index(place).unwrap_or(0);
                     buffer.padding[row] = index.is_padding(place);
                 }
-                self.row(row, sample, buffer, scratch).map_err(|source| LoaderError::Read {
-                    at,
-                    sample: SampleAt {
-                        sample: sample.unwrap_or(0),
-                        rank,
-                        slot: slot as u64,
-                        file: sample.and_then(|id| self.source.file_of(id)),
-                    },
-                    source,
-                })?;
+                self.row(row, sample, buffer, scratch)
+                    .map_err(|source| LoaderError::Read {
+                        at,
+                        sample: Box::new(SampleAt {
+                            sample: sample.unwrap_or(0),
+                            rank,
+                            slot: slot as u64,
+                            file: sample.and_then(|id| self.source.file_of(id)),
+                        }),
+                        source: Box::new(source),
+                    })?;
                 bytes += u64::from(buffer.lens[row]) * 4;
             }
             buffer.valid_rows[group] = valid;
@@ -258,9 +297,12 @@ impl Assembler {
         out[len..t].fill(self.pad_token);
         scratch.extra.clear();
         scratch.extra.extend_from_slice(&out[len.max(t)..read.max(t)]);
-        if let Some(digest) = self.digest {
-            let value = digest(&out[..len]);
-            buffer.digests[row] = value;
+        let fingerprint = self
+            .shape
+            .fingerprints
+            .then(|| Fingerprint::of_sample(&out[..len]));
+        if let Some(fingerprint) = fingerprint {
+            buffer.fingerprints[row] = fingerprint;
         }
         buffer.lens[row] = len as u32;
         let Scratch { extra, starts, .. } = scratch;
@@ -286,11 +328,29 @@ impl Assembler {
         let slots = self.shape.micro_batch_size as u64;
         for rank in 0..self.world_size {
             if let [only] = consumed {
-                let has = |slot| index.deal_index(Place { micro_step, rank, slot }).is_some();
+                let has = |slot| {
+                    index
+                        .deal_index(Place {
+                            micro_step,
+                            rank,
+                            slot,
+                        })
+                        .is_some()
+                };
                 // Valid slots come first, so a last one that is filled means all are.
-                *only += if has(slots - 1) { slots } else { (0..slots).take_while(|&slot| has(slot)).count() as u64 };
+                *only += if has(slots - 1) {
+                    slots
+                } else {
+                    (0..slots).take_while(|&slot| has(slot)).count() as u64
+                };
             } else {
-                let samples = (0..slots).map_while(|slot| index.sample(Place { micro_step, rank, slot }));
+                let samples = (0..slots).map_while(|slot| {
+                    index.sample(Place {
+                        micro_step,
+                        rank,
+                        slot,
+                    })
+                });
                 for sample in samples {
                     let part = self.source.part_of(sample).min(self.parts - 1);
                     consumed[part] += 1;

@@ -1,9 +1,5 @@
-//! What a collator adds to a row: labels, loss mask, position ids and document boundaries.
-//!
-//! The pipeline reads the sample straight into the batch buffer (the one copy there is) and then hands the row to the
-//! collator, which derives everything else from it while it is in cache.
-
-use std::fmt;
+//! One row of a batch, as collators see it: they work in place, on the arrays of the batch the sample was read into,
+//! so that there is one copy from the dataset and the rest is derived while the row is in cache.
 
 /// Which arrays a collator fills beside the tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +24,24 @@ impl Outputs {
             cu_seqlens: self.cu_seqlens || other.cu_seqlens,
         }
     }
+
+    /// What both sides name.
+    pub fn intersection(self, other: Outputs) -> Outputs {
+        Outputs {
+            labels: self.labels && other.labels,
+            loss_mask: self.loss_mask && other.loss_mask,
+            position_ids: self.position_ids && other.position_ids,
+            cu_seqlens: self.cu_seqlens && other.cu_seqlens,
+        }
+    }
+
+    /// Everything.
+    pub const ALL: Outputs = Outputs {
+        labels: true,
+        loss_mask: true,
+        position_ids: true,
+        cu_seqlens: true,
+    };
 }
 
 /// One row of a batch, as a collator sees it.
@@ -35,7 +49,7 @@ impl Outputs {
 pub struct RowOut<'a> {
     /// The T tokens of the row: the sample's first tokens, then `pad_token`.
     pub tokens: &'a mut [i32],
-    /// Tokens of the sample beyond T (`sample_tokens(T) - T` of them, fewer when the sample is short).
+    /// Tokens of the sample beyond T (`width(T) - T` of them, fewer when the sample is short).
     pub extra: &'a [i32],
     /// Tokens of the row that come from the sample; the rest is padding. 0 for a row past the end of the epoch.
     pub len: usize,
@@ -49,6 +63,18 @@ pub struct RowOut<'a> {
     pub position_ids: Option<&'a mut [i32]>,
     /// Where documents start in this row, where asked for.
     pub documents: Option<DocumentStarts<'a>>,
+}
+
+impl RowOut<'_> {
+    /// Sets all positions to 0, 1, 2, ….
+    pub fn count_positions(&mut self) {
+        if let Some(position_ids) = self.position_ids.as_deref_mut() {
+            position_ids
+                .iter_mut()
+                .zip(0..)
+                .for_each(|(slot, position)| *slot = position);
+        }
+    }
 }
 
 /// Takes the offsets at which documents start within a row.
@@ -72,7 +98,12 @@ impl<'a> DocumentStarts<'a> {
     ) -> DocumentStarts<'a> {
         cu_seqlens[*count] = base;
         *count += 1;
-        DocumentStarts { cu_seqlens, count, base, row_tokens }
+        DocumentStarts {
+            cu_seqlens,
+            count,
+            base,
+            row_tokens,
+        }
     }
 
     /// A document starts at token `offset` of the row. Offsets that do not advance, and the end of the row, are not
@@ -89,33 +120,8 @@ impl<'a> DocumentStarts<'a> {
     /// Starts in this row so far, as offsets within the row; the first is 0.
     pub fn offsets(&self) -> impl Iterator<Item = usize> + '_ {
         let first = self.cu_seqlens[..*self.count].partition_point(|&s| s < self.base);
-        self.cu_seqlens[first..*self.count].iter().map(|&s| usize::try_from(s - self.base).unwrap_or(0))
+        self.cu_seqlens[first..*self.count]
+            .iter()
+            .map(|&s| usize::try_from(s - self.base).unwrap_or(0))
     }
-}
-
-/// Turns the tokens of one sample into what a model consumes. Called by many threads at once, a row at a time; must be
-/// a pure function of the row, or worker counts could change the stream.
-pub trait RowCollator: Send + Sync + fmt::Debug {
-    /// Tokens to read of each sample for rows of `seq_length`: T, or T + 1 where labels come from the sample itself.
-    fn sample_tokens(&self, seq_length: usize) -> usize {
-        seq_length
-    }
-
-    /// Arrays this collator fills.
-    fn outputs(&self) -> Outputs;
-
-    /// Fills the arrays of one row. Also called with `len == 0` for the rows that pad a short batch to its fixed shape.
-    fn collate_row(&self, row: &mut RowOut<'_>);
-}
-
-/// Tokens only.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TokensOnly;
-
-impl RowCollator for TokensOnly {
-    fn outputs(&self) -> Outputs {
-        Outputs::default()
-    }
-
-    fn collate_row(&self, _row: &mut RowOut<'_>) {}
 }
