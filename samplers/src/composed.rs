@@ -67,7 +67,9 @@ impl ComposedOrder {
         let num_positions = dataset::len(&parts.dataset, input.num_samples)?;
         let len = parts.sampler.len(num_positions);
         let deal = Deal::new(parts.law, parts.tail, parts.geometry, len).ok_or_else(|| {
-            OrderError::TooLarge(format!("an epoch of {len} samples cannot be padded: the count leaves 64 bits"))
+            OrderError::TooLarge(format!(
+                "an epoch of {len} samples cannot be padded: the count leaves 64 bits"
+            ))
         })?;
         Ok(ComposedOrder {
             core: Arc::new(Core {
@@ -90,7 +92,11 @@ impl ComposedOrder {
     fn cell(&self, epoch: u64) -> Arc<Cell> {
         let mut cache = self.cache();
         cache.held.retain(|(_, weak)| weak.strong_count() > 0);
-        let known = cache.last.iter().chain(&cache.building).find(|(e, _)| *e == epoch);
+        let known = cache
+            .last
+            .iter()
+            .chain(&cache.building)
+            .find(|(e, _)| *e == epoch);
         let cell = match known {
             Some((_, cell)) => Arc::clone(cell),
             None => {
@@ -124,7 +130,9 @@ impl Core {
                 std::thread::scope(|scope| {
                     let table = scope.spawn(table);
                     let rows = list();
-                    let table = table.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    let table = table
+                        .join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     Ok::<_, OrderError>((rows?, table?))
                 })?
             };
@@ -184,7 +192,11 @@ impl Order for ComposedOrder {
         let mut cache = self.cache();
         cache.building.retain(|(_, other)| !Arc::ptr_eq(other, &cell));
         let built = built?;
-        if !cache.held.iter().any(|(e, weak)| *e == epoch && weak.strong_count() > 0) {
+        if !cache
+            .held
+            .iter()
+            .any(|(e, weak)| *e == epoch && weak.strong_count() > 0)
+        {
             cache.held.push((epoch, Arc::downgrade(&built)));
         }
         Ok(built)
@@ -260,7 +272,10 @@ impl Epoch for ComposedEpoch {
     }
 
     fn is_padding(&self, place: Place) -> bool {
-        self.core.deal.index(place).is_some_and(|k| self.core.deal.is_padding(k))
+        self.core
+            .deal
+            .index(place)
+            .is_some_and(|k| self.core.deal.is_padding(k))
     }
 
     fn padded(&self) -> Vec<u64> {

@@ -185,7 +185,9 @@ pub fn check(steps: &[DatasetStep]) -> Result<(), OrderError> {
                         ));
                     }
                     (Some(_), Some(_)) => {
-                        return Err(refuse("`seed` and `numpy_global_seed` exclude each other".to_string()));
+                        return Err(refuse(
+                            "`seed` and `numpy_global_seed` exclude each other".to_string(),
+                        ));
                     }
                 }
                 if s.call == 0 {
@@ -200,7 +202,9 @@ pub fn check(steps: &[DatasetStep]) -> Result<(), OrderError> {
                     return Err(refuse("give `indices`, or `start` and/or `stop`".to_string()));
                 }
             }
-            DatasetStep::Shard(s) => check_part(s.index, s.num_shards, "index", "num_shards").map_err(refuse)?,
+            DatasetStep::Shard(s) => {
+                check_part(s.index, s.num_shards, "index", "num_shards").map_err(refuse)?
+            }
             DatasetStep::SplitByNode(s) => {
                 check_part(s.rank, s.world_size, "rank", "world_size").map_err(refuse)?
             }
@@ -213,7 +217,10 @@ pub fn check(steps: &[DatasetStep]) -> Result<(), OrderError> {
                 if parts.is_empty() {
                     return Err(refuse("nothing to concatenate".to_string()));
                 }
-                parts.iter().try_for_each(|part| check(part)).map_err(|e| refuse(e.to_string()))?;
+                parts
+                    .iter()
+                    .try_for_each(|part| check(part))
+                    .map_err(|e| refuse(e.to_string()))?;
             }
         }
     }
@@ -224,7 +231,9 @@ fn check_part(index: u64, of: u64, index_name: &str, of_name: &str) -> Result<()
     if of == 0 {
         Err(format!("`{of_name}` is 0: it must be at least 1"))
     } else if index >= of {
-        Err(format!("`{index_name}` is {index}, but there are {of} (`{of_name}`)"))
+        Err(format!(
+            "`{index_name}` is {index}, but there are {of} (`{of_name}`)"
+        ))
     } else {
         Ok(())
     }
@@ -303,7 +312,8 @@ fn step_len(step: &DatasetStep, n: u64) -> Result<u64, String> {
         }
         DatasetStep::Concatenate(parts) => parts.iter().try_fold(0u64, |sum, part| {
             let more = len(part, n).map_err(|e| e.to_string())?;
-            sum.checked_add(more).ok_or_else(|| "the sum of the lengths overflows".to_string())
+            sum.checked_add(more)
+                .ok_or_else(|| "the sum of the lengths overflows".to_string())
         }),
     }
 }
@@ -390,7 +400,10 @@ impl TrainTestSplit {
         if let (Some(Size::Fraction(a)), Some(Size::Fraction(b))) = (test_size, self.train_size)
             && a + b > 1.0
         {
-            return Err(format!("`test_size` and `train_size` add up to {}, above 1", a + b));
+            return Err(format!(
+                "`test_size` and `train_size` add up to {}, above 1",
+                a + b
+            ));
         }
         let test = test_size.map(|s| match s {
             Size::Count(c) => c,
@@ -409,7 +422,11 @@ impl TrainTestSplit {
         };
         match train.checked_add(test) {
             Some(sum) if sum <= n => {}
-            _ => return Err(format!("train {train} + test {test} samples are more than the {n} rows here")),
+            _ => {
+                return Err(format!(
+                    "train {train} + test {test} samples are more than the {n} rows here"
+                ));
+            }
         }
         if train == 0 {
             return Err(format!("the train side of {n} rows would be empty"));

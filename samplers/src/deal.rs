@@ -97,7 +97,8 @@ impl Deal {
 
     /// Optimizer steps when accumulation is closed at the end of the epoch, as transformers' Trainer does.
     pub fn steps(&self) -> u64 {
-        self.micro_steps().div_ceil(self.geometry.gradient_accumulation_steps)
+        self.micro_steps()
+            .div_ceil(self.geometry.gradient_accumulation_steps)
     }
 
     /// Optimizer step a micro-step belongs to.
@@ -133,7 +134,10 @@ impl Deal {
         let row = self.geometry.samples_per_micro_step();
         let (micro_step, within) = (k / row, k % row);
         let (rank, slot) = match self.law {
-            Law::Strided => (within % self.geometry.world_size, within / self.geometry.world_size),
+            Law::Strided => (
+                within % self.geometry.world_size,
+                within / self.geometry.world_size,
+            ),
             Law::Blocked => (
                 within / self.geometry.micro_batch_size,
                 within % self.geometry.micro_batch_size,

@@ -52,7 +52,9 @@ impl Geometry {
             ("gradient_accumulation_steps", self.gradient_accumulation_steps),
         ] {
             if value == 0 {
-                return Err(OrderError::Geometry(format!("{name} is 0: it must be at least 1")));
+                return Err(OrderError::Geometry(format!(
+                    "{name} is 0: it must be at least 1"
+                )));
             }
         }
         // Below 2^48 no product of it with a micro-step that a run can reach overflows.

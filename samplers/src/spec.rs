@@ -312,7 +312,9 @@ pub enum OrderError {
     #[error("{0}")]
     Geometry(String),
     /// `seed + epoch` is no seed of torch.
-    #[error("seed {seed} + epoch {epoch} is above 2^64-1, which torch's manual_seed refuses: use a smaller seed")]
+    #[error(
+        "seed {seed} + epoch {epoch} is above 2^64-1, which torch's manual_seed refuses: use a smaller seed"
+    )]
     SeedRange {
         /// The seed.
         seed: Seed,

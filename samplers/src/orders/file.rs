@@ -98,7 +98,8 @@ impl FileOrder {
     fn parse(fields: &mut Fields) -> Result<Self, SpecError> {
         let path = fields.take("path")?;
         let options = FileOrder {
-            path: path.ok_or_else(|| fields.refuse("path", "it is required: the file that holds the list"))?,
+            path: path
+                .ok_or_else(|| fields.refuse("path", "it is required: the file that holds the list"))?,
             dtype: fields.take("dtype")?,
             rows: fields.or("rows", Rows::Permutation)?,
             digest: fields.take("digest")?,
@@ -156,7 +157,10 @@ pub struct ListFault {
 pub fn check_list(list: &Permutation, num_samples: u64, rows: Rows) -> Result<(), ListFault> {
     let fault = |entry: u64, why: String| Err(ListFault { entry, why });
     if let Some((at, row)) = (0..).zip(list.iter()).find(|(_, row)| *row >= num_samples) {
-        return fault(at, format!("row {row} is out of range: the dataset has {num_samples} rows"));
+        return fault(
+            at,
+            format!("row {row} is out of range: the dataset has {num_samples} rows"),
+        );
     }
     if rows == Rows::Any {
         return Ok(());
@@ -165,7 +169,10 @@ pub fn check_list(list: &Permutation, num_samples: u64, rows: Rows) -> Result<()
     let words = usize::try_from(num_samples.div_ceil(64)).unwrap_or(usize::MAX);
     let mut seen: Vec<u64> = Vec::new();
     if seen.try_reserve_exact(words).is_err() {
-        return fault(0, format!("{num_samples} rows are too many to check for repeats in memory"));
+        return fault(
+            0,
+            format!("{num_samples} rows are too many to check for repeats in memory"),
+        );
     }
     seen.resize(words, 0);
     for (at, row) in (0u64..).zip(list.iter()) {

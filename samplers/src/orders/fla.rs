@@ -83,7 +83,10 @@ impl Fla {
             return Err(fields.no_seed());
         }
         if !options.shuffle && options.data_seed.is_some() {
-            return Err(fields.refuse("data_seed", "it has no effect with `shuffle: false`: leave it out"));
+            return Err(fields.refuse(
+                "data_seed",
+                "it has no effect with `shuffle: false`: leave it out",
+            ));
         }
         Ok(options)
     }

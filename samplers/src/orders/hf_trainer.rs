@@ -152,7 +152,10 @@ impl HfTrainer {
             dataset,
         };
         if options.data_seed.is_some() && !options.shuffle {
-            return Err(fields.refuse("data_seed", "it has no effect with `shuffle: false`: leave it out"));
+            return Err(fields.refuse(
+                "data_seed",
+                "it has no effect with `shuffle: false`: leave it out",
+            ));
         }
         if options.data_seed.is_some() && !options.use_seedable_sampler {
             return Err(fields.refuse(

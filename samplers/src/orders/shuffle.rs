@@ -80,7 +80,9 @@ struct EpochSeedSequence {
 impl Sampler for EpochSeedSequence {
     fn list(&self, epoch: u64, positions: u64) -> Result<Arc<Permutation>, OrderError> {
         let entropy = SeedSequence::from_decimals(&[self.seed.numpy()?.to_string(), epoch.to_string()])?;
-        Ok(Arc::new(Generator::new(Pcg64::new(&entropy)).permutation(positions)?))
+        Ok(Arc::new(
+            Generator::new(Pcg64::new(&entropy)).permutation(positions)?,
+        ))
     }
 }
 

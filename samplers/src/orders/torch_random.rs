@@ -180,7 +180,8 @@ impl Passes {
             return Ok(generator.randperm(n)?);
         }
         let mut list = Vec::new();
-        let too_large = |_| OrderError::TooLarge(format!("a pass of {samples} samples does not fit in memory"));
+        let too_large =
+            |_| OrderError::TooLarge(format!("a pass of {samples} samples does not fit in memory"));
         list.try_reserve_exact(usize::try_from(samples).unwrap_or(usize::MAX))
             .map_err(too_large)?;
         if self.replacement {

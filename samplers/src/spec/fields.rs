@@ -132,7 +132,11 @@ impl Fields {
     /// # Errors
     /// [`SpecError::Value`] when it has another type.
     pub fn take<T: DeserializeOwned>(&mut self, key: &'static str) -> Result<Option<T>, SpecError> {
-        debug_assert!(self.entry.option(key).is_some(), "{key} is not in the table of {}", self.entry.name);
+        debug_assert!(
+            self.entry.option(key).is_some(),
+            "{key} is not in the table of {}",
+            self.entry.name
+        );
         let Some(at) = self.values.iter().position(|(k, _)| k == key) else {
             return Ok(None);
         };
