@@ -3,5 +3,4 @@
 pub mod collate;
 pub mod emit;
 pub mod fingerprint;
-pub mod pipeline;
 pub mod source;

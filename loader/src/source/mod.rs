@@ -1,5 +1,25 @@
 //! Sources: random access from a sample id to its tokens.
 
+mod arrow_table;
+mod decode;
+mod decode_arrow;
+mod decode_parquet;
+pub mod fingerprint;
+pub mod hf;
+mod hf_dir;
+mod int_tokens;
+mod ipc_columns;
+mod ipc_walk;
+mod mapped;
+pub mod options;
+mod parquet_dir;
+mod sigbus;
+
+pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};
+pub use hf::{HfSource, RowLengths, TokenScan};
+pub use hf_dir::DatasetKind;
+pub use options::{OnRagged, SourceOptions};
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -38,25 +58,6 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// ragged rows are dropped.
     fn stored_row(&self, id: SampleId) -> u64 {
         id
-    }
-
-    /// Names of the datasets this source is made of, for counts of what was consumed; empty for a single one.
-    fn part_names(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Index into [`Source::part_names`] of the dataset that sample `id` comes from.
-    fn part_of(&self, _id: SampleId) -> usize {
-        0
-    }
-
-    /// Appends the offsets within sample `id` at which documents start, in rising order, where the source knows
-    /// them; offset 0 may be left out.
-    ///
-    /// # Errors
-    /// As [`Source::read`].
-    fn document_starts(&self, _id: SampleId, _starts: &mut Vec<usize>) -> Result<(), SourceError> {
-        Ok(())
     }
 
     /// Checks that no file changed its length or was rewritten since it was opened (one `fstat` per file).

@@ -1,0 +1,534 @@
+//! Decoded copies of token files that cannot be memory-mapped: Parquet, and Arrow with compressed record batches.
+//!
+//! Random access into such files would decode a whole page or batch per row. So each dataset is decoded once, column by column of
+//! interest, into a folder of plain Arrow streams of int32 rows, which is then mapped like any other. The folder is a
+//! `save_to_disk` folder, so `datasets.load_from_disk` opens it too.
+//!
+//! Where: `decode_cache` of the options, else `$CETERIS_CACHE`, else `$XDG_CACHE_HOME/ceteris` or `~/.cache/ceteris`; there in
+//! `decoded-<key>`, the key being a hash of the column and of each source file's name, length, modification time and sampled content.
+//! Cost: 4 bytes of disk per token, once. Memory: one batch of at most 1000 rows or 4 MiB per file worked on (for compressed Arrow:
+//! one batch as the file has it). Checked at every use: the manifest, and length and sampled BLAKE3 of each copy; a copy that does
+//! not fit is made again. Writes are atomic: made in a temporary folder beside it, synced, renamed; of two processes one wins.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
+
+use arrow_array::{ArrayRef, Int32Array, ListArray, RecordBatch};
+use arrow_buffer::{OffsetBuffer, ScalarBuffer};
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{DataType, Field, Schema};
+use serde::{Deserialize, Serialize};
+
+use super::SourceError;
+use super::fingerprint::{FileFingerprint, FingerprintMode, file_fingerprint};
+use super::hf::Progress;
+use super::int_tokens::{IntType, copy_tokens, first_bad};
+use super::options::SourceOptions;
+use super::{decode_arrow, decode_parquet};
+
+/// File in the decoded folder that says what it was made from.
+pub(crate) const MANIFEST: &str = "ceteris-decoded.json";
+const VERSION: u32 = 1;
+/// As `datasets` writes batches.
+const BATCH_ROWS: usize = 1000;
+const BATCH_TOKENS: usize = 1 << 20;
+
+/// A decoded folder, ready to be mapped.
+#[derive(Debug, Clone)]
+pub(crate) struct Decoded {
+    pub(crate) dir: PathBuf,
+    /// Copies in the sequence of their sources, with their rows.
+    pub(crate) files: Vec<(PathBuf, u64)>,
+    /// Type of the column in the source files.
+    pub(crate) token_type: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    version: u32,
+    column: String,
+    token_type: String,
+    sources: Vec<FileFingerprint>,
+    files: Vec<Copy>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Copy {
+    name: String,
+    rows: u64,
+    len: u64,
+    hash: String,
+}
+
+/// What decoding needs to know about the source files before it begins.
+pub(crate) struct Plan {
+    pub(crate) token_type: String,
+    /// Rows of each file.
+    pub(crate) rows: Vec<u64>,
+}
+
+/// The decoded copy of parquet files, made if there is none.
+///
+/// # Errors
+/// [`SourceError`] for files that cannot be read or decoded, values that are no token ids, and a cache that cannot be written.
+pub(crate) fn parquet(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    progress: Progress<'_>,
+) -> Result<Decoded, SourceError> {
+    cached(
+        paths,
+        options,
+        progress,
+        &decode_parquet::plan,
+        &decode_parquet::decode,
+    )
+}
+
+/// The decoded copy of Arrow files with compressed record batches, made if there is none.
+///
+/// # Errors
+/// As [`parquet`].
+pub(crate) fn compressed_arrow(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    progress: Progress<'_>,
+) -> Result<Decoded, SourceError> {
+    cached(
+        paths,
+        options,
+        progress,
+        &decode_arrow::plan,
+        &decode_arrow::decode,
+    )
+}
+
+type PlanFn<'a> = &'a dyn Fn(&[PathBuf], &str) -> Result<Plan, SourceError>;
+type DecodeFn<'a> = &'a (dyn Fn(&Path, &mut RowSink<'_>) -> Result<(), SourceError> + Sync);
+
+fn cached(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    progress: Progress<'_>,
+    plan: PlanFn<'_>,
+    decode: DecodeFn<'_>,
+) -> Result<Decoded, SourceError> {
+    let root = cache_root(options)?;
+    let sources = paths
+        .iter()
+        .map(|p| file_fingerprint(p, FingerprintMode::Sampled, &|_| {}))
+        .collect::<Result<Vec<_>, _>>()?;
+    let dir = root.join(format!("decoded-{}", key(paths, &sources, &options.column)?));
+    if let Some(found) = reuse(&dir, &sources, &options.column) {
+        return Ok(found);
+    }
+    let plan = plan(paths, &options.column)?;
+    fs::create_dir_all(&root).map_err(|e| SourceError::io(&root, "create", e))?;
+    let work = tempfile::Builder::new()
+        .prefix("decoding-")
+        .tempdir_in(&root)
+        .map_err(|e| SourceError::io(&root, "create a temporary folder in", e))?;
+    let files = decode_all(paths, work.path(), &options.column, &plan, progress, decode)?;
+    let manifest = Manifest {
+        version: VERSION,
+        column: options.column.clone(),
+        token_type: plan.token_type,
+        sources: sources.clone(),
+        files,
+    };
+    write_side_files(work.path(), &manifest)?;
+    install(work, &dir, &sources, &options.column)
+}
+
+/// Moves a finished folder to its place; an outdated one there is removed, a good one (another process was faster) kept.
+fn install(
+    work: tempfile::TempDir,
+    dir: &Path,
+    sources: &[FileFingerprint],
+    column: &str,
+) -> Result<Decoded, SourceError> {
+    if dir.exists() && reuse(dir, sources, column).is_none() {
+        fs::remove_dir_all(dir).map_err(|e| SourceError::io(dir, "remove the damaged decoded copy", e))?;
+    }
+    match fs::rename(work.path(), dir) {
+        Ok(()) => {
+            // Renamed away: nothing is left to clean up.
+            let _ = work.keep();
+        }
+        Err(e) if !dir.exists() => return Err(SourceError::io(dir, "put the decoded copy in place as", e)),
+        Err(_) => {}
+    }
+    if let Some(parent) = dir.parent() {
+        sync_dir(parent)?;
+    }
+    reuse(dir, sources, column)
+        .ok_or_else(|| SourceError::corrupt(dir, "the decoded copy changed while it was put in place"))
+}
+
+fn cache_root(options: &SourceOptions) -> Result<PathBuf, SourceError> {
+    let variable = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    options
+        .decode_cache
+        .clone()
+        .or_else(|| variable("CETERIS_CACHE"))
+        .or_else(|| variable("XDG_CACHE_HOME").map(|d| d.join("ceteris")))
+        .or_else(|| variable("HOME").map(|d| d.join(".cache").join("ceteris")))
+        .ok_or_else(|| {
+            SourceError::Options(
+                "parquet and compressed Arrow are decoded into a cache folder, and there is none: set CETERIS_CACHE or HOME"
+                    .to_owned(),
+            )
+        })
+}
+
+fn key(paths: &[PathBuf], sources: &[FileFingerprint], column: &str) -> Result<String, SourceError> {
+    let mut hasher = blake3::Hasher::new();
+    let mut add = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    add(b"ceteris decoded");
+    add(&VERSION.to_le_bytes());
+    add(column.as_bytes());
+    for (path, source) in paths.iter().zip(sources) {
+        let meta = fs::metadata(path).map_err(|e| SourceError::io(path, "examine", e))?;
+        let modified = meta
+            .modified()
+            .ok()
+            .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
+            .map_or(0, |d| d.as_nanos());
+        add(source.name.as_bytes());
+        add(&source.len.to_le_bytes());
+        add(&modified.to_le_bytes());
+        add(source.hash.as_bytes());
+    }
+    Ok(hasher.finalize().to_hex().as_str().chars().take(32).collect())
+}
+
+/// The folder, if its manifest and copies are what they should be.
+fn reuse(dir: &Path, sources: &[FileFingerprint], column: &str) -> Option<Decoded> {
+    let text = fs::read(dir.join(MANIFEST)).ok()?;
+    let manifest: Manifest = serde_json::from_slice(&text).ok()?;
+    if manifest.version != VERSION
+        || manifest.column != column
+        || manifest.sources != sources
+        || manifest.files.len() != sources.len()
+    {
+        return None;
+    }
+    let mut files = Vec::new();
+    for (i, copy) in manifest.files.iter().enumerate() {
+        let path = dir.join(copy_name(i, sources.len()));
+        let now = file_fingerprint(&path, FingerprintMode::Sampled, &|_| {}).ok()?;
+        if (&now.name, now.len, &now.hash) != (&copy.name, copy.len, &copy.hash) {
+            return None;
+        }
+        files.push((path, copy.rows));
+    }
+    Some(Decoded {
+        dir: dir.to_owned(),
+        files,
+        token_type: manifest.token_type,
+    })
+}
+
+fn copy_name(index: usize, count: usize) -> String {
+    format!("data-{index:05}-of-{count:05}.arrow")
+}
+
+fn decode_all(
+    paths: &[PathBuf],
+    dir: &Path,
+    column: &str,
+    plan: &Plan,
+    progress: Progress<'_>,
+    decode: DecodeFn<'_>,
+) -> Result<Vec<Copy>, SourceError> {
+    let total: u64 = plan.rows.iter().sum();
+    let done = AtomicU64::new(0);
+    let slots: Vec<Mutex<Option<Result<Copy, SourceError>>>> =
+        paths.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let report = |rows: u64| {
+        progress(
+            "decoding rows",
+            done.fetch_add(rows, Ordering::Relaxed) + rows,
+            total,
+        )
+    };
+    let work = || {
+        while let Some((i, (path, slot))) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            paths.get(i).zip(slots.get(i)).map(|both| (i, both))
+        } {
+            let first_row = plan.rows.iter().take(i).sum();
+            let name = copy_name(i, paths.len());
+            let one = decode_one(
+                path,
+                &dir.join(&name),
+                column,
+                first_row,
+                plan.rows[i],
+                &report,
+                decode,
+            );
+            let failed = one.is_err();
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(one.map(|mut copy| {
+                copy.name = name;
+                copy
+            }));
+            if failed {
+                // The others would be thrown away.
+                next.store(paths.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism()
+        .map_or(1, |n| n.get().min(8))
+        .min(paths.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    let results: Vec<_> = slots
+        .into_iter()
+        .filter_map(|s| s.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect();
+    results.into_iter().collect()
+}
+
+fn decode_one(
+    path: &Path,
+    to: &Path,
+    column: &str,
+    first_row: u64,
+    rows: u64,
+    report: &(dyn Fn(u64) + Sync),
+    decode: DecodeFn<'_>,
+) -> Result<Copy, SourceError> {
+    let mut sink = RowSink::new(path, to, column, first_row, report)?;
+    // Decoders of damaged files may panic; that is this file's error, not the end of the process.
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| decode(path, &mut sink)));
+    outcome.unwrap_or_else(|_| {
+        Err(SourceError::corrupt(
+            path,
+            "cannot be decoded: its decoder gave up on damaged data",
+        ))
+    })?;
+    let written = sink.finish()?;
+    if written != rows {
+        return Err(SourceError::corrupt(
+            path,
+            format!("{written} rows were decoded, its metadata says {rows}"),
+        ));
+    }
+    let copy = file_fingerprint(to, FingerprintMode::Sampled, &|_| {})?;
+    Ok(Copy {
+        name: copy.name,
+        rows,
+        len: copy.len,
+        hash: copy.hash,
+    })
+}
+
+/// Takes decoded rows and writes them as an Arrow stream of `list<item: int32>`.
+pub(crate) struct RowSink<'a> {
+    source: &'a Path,
+    target: PathBuf,
+    column: &'a str,
+    /// Row of the dataset that comes next.
+    row: u64,
+    first_row: u64,
+    schema: Arc<Schema>,
+    writer: StreamWriter<BufWriter<File>>,
+    offsets: Vec<i32>,
+    tokens: Vec<i32>,
+    report: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<'a> RowSink<'a> {
+    fn new(
+        source: &'a Path,
+        target: &Path,
+        column: &'a str,
+        first_row: u64,
+        report: &'a (dyn Fn(u64) + Sync),
+    ) -> Result<Self, SourceError> {
+        let schema = Arc::new(Schema::new(vec![Field::new(
+            column,
+            DataType::List(item_field()),
+            true,
+        )]));
+        let file = File::create(target).map_err(|e| SourceError::io(target, "create", e))?;
+        let writer = StreamWriter::try_new(BufWriter::with_capacity(1 << 20, file), &schema)
+            .map_err(|e| write_error(target, &e))?;
+        Ok(Self {
+            source,
+            target: target.to_owned(),
+            column,
+            row: first_row,
+            first_row,
+            schema,
+            writer,
+            offsets: vec![0],
+            tokens: Vec::new(),
+            report,
+        })
+    }
+
+    /// The column to decode.
+    pub(crate) fn column(&self) -> &str {
+        self.column
+    }
+
+    /// Adds a row of `len` values of type `int`.
+    ///
+    /// # Errors
+    /// [`SourceError::BadToken`] for values that are no token ids, [`SourceError::Io`].
+    ///
+    /// # Safety
+    /// `from` must be valid for reads of `len` values.
+    pub(crate) unsafe fn push(
+        &mut self,
+        int: IntType,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), SourceError> {
+        let start = self.tokens.len();
+        self.tokens.resize(start + len, 0);
+        let max = i32::MAX as u32;
+        // SAFETY: the caller's promise; `tokens` is ours.
+        if !unsafe { copy_tokens(int, from, &mut self.tokens[start..], max) } {
+            // SAFETY: as above.
+            let (position, value) = unsafe { first_bad(int, from, len, max) }.unwrap_or((0, 0));
+            return Err(SourceError::BadToken {
+                path: self.source.to_owned(),
+                row: self.row,
+                column: self.column.to_owned(),
+                position,
+                value,
+                max,
+            });
+        }
+        let end = i32::try_from(self.tokens.len()).map_err(|_| {
+            SourceError::corrupt(self.source, format!("row {} has more than 2^31 tokens", self.row))
+        })?;
+        self.offsets.push(end);
+        self.row += 1;
+        if self.offsets.len() > BATCH_ROWS || self.tokens.len() >= BATCH_TOKENS {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// An error about a null in the row that comes next.
+    pub(crate) fn null(&self, what: String) -> SourceError {
+        SourceError::Null {
+            path: self.source.to_owned(),
+            row: self.row,
+            column: self.column.to_owned(),
+            what,
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), SourceError> {
+        let rows = self.offsets.len() - 1;
+        if rows == 0 {
+            return Ok(());
+        }
+        let offsets = std::mem::replace(&mut self.offsets, vec![0]);
+        let tokens = std::mem::take(&mut self.tokens);
+        let list = ListArray::try_new(
+            item_field(),
+            OffsetBuffer::new(ScalarBuffer::from(offsets)),
+            Arc::new(Int32Array::new(ScalarBuffer::from(tokens), None)),
+            None,
+        )
+        .and_then(|list| RecordBatch::try_new(self.schema.clone(), vec![Arc::new(list) as ArrayRef]));
+        let batch = list.map_err(|e| write_error(&self.target, &e))?;
+        self.writer
+            .write(&batch)
+            .map_err(|e| write_error(&self.target, &e))?;
+        (self.report)(rows as u64);
+        Ok(())
+    }
+
+    /// Closes the file and returns its rows.
+    fn finish(mut self) -> Result<u64, SourceError> {
+        self.flush()?;
+        self.writer.finish().map_err(|e| write_error(&self.target, &e))?;
+        let file = self
+            .writer
+            .into_inner()
+            .map_err(|e| write_error(&self.target, &e))?
+            .into_inner()
+            .map_err(|e| SourceError::io(&self.target, "write", e.into_error()))?;
+        file.sync_all()
+            .map_err(|e| SourceError::io(&self.target, "sync", e))?;
+        Ok(self.row - self.first_row)
+    }
+}
+
+fn item_field() -> Arc<Field> {
+    Arc::new(Field::new("item", DataType::Int32, true))
+}
+
+fn write_error(path: &Path, error: &arrow_schema::ArrowError) -> SourceError {
+    SourceError::io(path, "write", std::io::Error::other(error.to_string()))
+}
+
+/// The JSON files of a saved dataset, and the manifest.
+fn write_side_files(dir: &Path, manifest: &Manifest) -> Result<(), SourceError> {
+    let names: Vec<_> = manifest
+        .files
+        .iter()
+        .map(|f| serde_json::json!({"filename": f.name}))
+        .collect();
+    let key: String = manifest
+        .sources
+        .first()
+        .map(|s| s.hash.chars().take(16).collect())
+        .unwrap_or_default();
+    let column = manifest.column.as_str();
+    let state = serde_json::json!({
+        "_data_files": names, "_fingerprint": key, "_format_columns": null, "_format_kwargs": {},
+        "_format_type": null, "_output_all_columns": false, "_split": null,
+    });
+    let info = serde_json::json!({
+        "citation": "", "description": "", "homepage": "", "license": "",
+        "features": { column: {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"} },
+    });
+    let manifest = serde_json::to_value(manifest).map_err(|e| SourceError::corrupt(dir, e.to_string()))?;
+    for (name, json) in [
+        ("state.json", &state),
+        ("dataset_info.json", &info),
+        (MANIFEST, &manifest),
+    ] {
+        let path = dir.join(name);
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&path)?;
+            serde_json::to_writer_pretty(&mut file, json)?;
+            file.write_all(b"\n")?;
+            file.sync_all()
+        };
+        write().map_err(|e| SourceError::io(&path, "write", e))?;
+    }
+    sync_dir(dir)
+}
+
+fn sync_dir(dir: &Path) -> Result<(), SourceError> {
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .map_err(|e| SourceError::io(dir, "sync", e))
+}
