@@ -3,4 +3,5 @@
 pub mod collate;
 pub mod emit;
 pub mod fingerprint;
+pub mod pipeline;
 pub mod source;

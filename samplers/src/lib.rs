@@ -2,13 +2,18 @@
 //!
 //! Pure code: no I/O, and nothing of the other crates. See `order.rs` for the contract.
 
+pub mod composed;
+pub mod dataset;
+pub mod deal;
 pub mod order;
+pub mod orders;
 pub mod permute;
 pub mod place;
 pub mod rng;
+pub mod sampler;
 pub mod spec;
 
 pub use order::{Epoch, Order};
 pub use permute::Permutation;
 pub use place::{Geometry, Place, SampleId};
-pub use spec::{OrderError, OrderSpec};
+pub use spec::{OrderError, OrderInput, OrderSpec, Seed, SpecError};

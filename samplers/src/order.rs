@@ -13,18 +13,58 @@ use crate::spec::{OrderError, OrderSpec};
 pub trait Order: Send + Sync + fmt::Debug {
     /// The spec this order was built from.
     fn spec(&self) -> &OrderSpec;
-    /// The layout over ranks it was built for.
+    /// The layout over ranks that places use. It is the one the order was built for, except where the spec
+    /// itself divides the micro-batch (`split_batches`): use this one for buffers.
     fn geometry(&self) -> Geometry;
-    /// Samples in the dataset the order permutes.
+    /// Samples in the stored table.
     fn num_samples(&self) -> u64;
-    /// Builds epoch `epoch` (O(n) at most once per epoch; a few epochs may be cached).
+    /// Samples after the order's own dataset-level steps: positions are below it. The stored table's count
+    /// when there are none.
+    fn num_positions(&self) -> u64 {
+        self.num_samples()
+    }
+    /// Micro-steps of every epoch, known without building one.
+    fn micro_steps_per_epoch(&self) -> u64;
+    /// Optimizer steps of every epoch, known without building one.
+    fn steps_per_epoch(&self) -> u64;
+    /// Places an epoch fills by repeating samples of its start.
+    fn num_padded(&self) -> u64;
+    /// Entries of the epoch's list that no place consumes.
+    fn num_dropped(&self) -> u64;
+    /// Number of epochs, `None` when any epoch can be asked for.
+    fn num_epochs(&self) -> Option<u64> {
+        None
+    }
+    /// Any factorisation of one global batch into ranks, micro-batch and accumulation consumes the same
+    /// samples in every full global batch.
+    fn is_elastic(&self) -> bool {
+        true
+    }
+    /// Builds epoch `epoch` (O(n) at most once while anyone holds it; the last one asked for is kept).
     ///
     /// # Errors
     /// [`OrderError`] when the epoch does not exist for this order or cannot be built.
     fn epoch(&self, epoch: u64) -> Result<Arc<dyn Epoch>, OrderError>;
+
+    /// Epoch and micro-step within it of a micro-step counted from the start of the run.
+    ///
+    /// # Errors
+    /// [`OrderError::Epoch`] when epochs are empty and there is no such micro-step.
+    fn locate(&self, global_micro_step: u64) -> Result<(u64, u64), OrderError> {
+        match self.micro_steps_per_epoch() {
+            0 => Err(OrderError::Epoch {
+                epoch: 0,
+                why: "an epoch of this order has no micro-steps".to_string(),
+            }),
+            per_epoch => Ok((global_micro_step / per_epoch, global_micro_step % per_epoch)),
+        }
+    }
 }
 
 /// One epoch of an order; every look-up is O(1).
+///
+/// "Deal index" is the position `k` of a place in the list that the epoch deals out, padding included. It
+/// does not depend on how a global batch is factored, so digests over samples in deal order do not either.
 pub trait Epoch: Send + Sync + fmt::Debug {
     /// Which epoch this is.
     fn epoch(&self) -> u64;
@@ -34,16 +74,18 @@ pub trait Epoch: Send + Sync + fmt::Debug {
     fn steps(&self) -> u64;
     /// Optimizer step (within the epoch) a micro-step belongs to.
     fn step_of(&self, micro_step: u64) -> u64;
-    /// Position `k` of a place in the epoch's dealt list, `None` past the end.
+    /// Deal index of a place, `None` past the end.
     fn deal_index(&self, place: Place) -> Option<u64>;
+    /// The place that consumes deal index `k`, `None` past the end.
+    fn place_of(&self, deal_index: u64) -> Option<Place>;
     /// Index after the order's own dataset shuffle, `None` past the end.
     fn position(&self, place: Place) -> Option<u64>;
     /// Row of the stored table, `None` past the end.
     fn sample(&self, place: Place) -> Option<SampleId>;
     /// The place consumes a sample the epoch already consumed, because the order pads its end.
     fn is_padding(&self, place: Place) -> bool;
-    /// Samples consumed a second time by padding, as positions in deal order.
+    /// Positions consumed a second time by padding, in deal order.
     fn padded(&self) -> Vec<u64>;
-    /// Positions of the epoch's permutation that no place consumes.
+    /// Positions of the epoch's list that no place consumes, in list order.
     fn dropped(&self) -> Vec<u64>;
 }

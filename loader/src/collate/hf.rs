@@ -4,9 +4,9 @@
 //! legacy training script, which copies `input_ids` and overwrites every label equal to the pad id.
 //! Bias: with a pad id that also occurs as a real token (pad = eos is common) those real tokens are ignored in
 //! the loss too, exactly as there.
-//! Memory: the four output blocks, reused.
+//! Memory: labels, loss mask and position ids beside the tokens, where asked for.
 
-use super::{CollateError, Collated, Collator, IGNORE_INDEX, LabelShift, TokenBlock};
+use super::{Collator, IGNORE_INDEX, LabelShift, Outputs, RowOut};
 
 /// See the file head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,28 +24,38 @@ impl Collator for HfCollator {
         LabelShift::InModel
     }
 
-    fn width(&self, seq_length: usize) -> usize {
-        seq_length
+    fn outputs(&self) -> Outputs {
+        Outputs {
+            labels: true,
+            loss_mask: true,
+            position_ids: true,
+            cu_seqlens: false,
+        }
     }
 
-    fn collate(&self, block: &TokenBlock<'_>, out: &mut Collated) -> Result<(), CollateError> {
-        block.check()?;
-        out.reset(block, block.width, self.pad_token_id.unwrap_or(0), IGNORE_INDEX);
-        let valid = block.valid_rows * block.width;
-        out.tokens[..valid].copy_from_slice(&block.tokens[..valid]);
-        let labels = out.labels[..valid].iter_mut().zip(&mut out.loss_mask[..valid]);
-        for ((label, mask), &token) in labels.zip(&block.tokens[..valid]) {
-            let counts = Some(token) != self.pad_token_id;
-            *label = if counts { token } else { IGNORE_INDEX };
-            *mask = if counts { 1.0 } else { 0.0 };
+    fn collate_row(&self, row: &mut RowOut<'_>) {
+        row.tokens[row.len..].fill(self.pad_token_id.unwrap_or(row.pad_token));
+        let counts = |token: i32| Some(token) != self.pad_token_id;
+        if let Some(labels) = row.labels.as_deref_mut() {
+            for (label, &token) in labels.iter_mut().zip(&row.tokens[..row.len]) {
+                *label = if counts(token) { token } else { IGNORE_INDEX };
+            }
+            labels[row.len..].fill(IGNORE_INDEX);
         }
-        Ok(())
+        if let Some(loss_mask) = row.loss_mask.as_deref_mut() {
+            for (mask, &token) in loss_mask.iter_mut().zip(&row.tokens[..row.len]) {
+                *mask = f32::from(u8::from(counts(token)));
+            }
+            loss_mask[row.len..].fill(0.0);
+        }
+        row.count_positions();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collate::{Collated, TokenBlock};
 
     #[test]
     fn labels_are_the_inputs_and_padding_is_ignored() {

@@ -4,14 +4,18 @@
 //! error; each collator therefore says where its shift happens ([`LabelShift`]). One file a collator.
 
 mod hf;
+mod row;
 mod shim;
+mod tokens_only;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 pub use hf::HfCollator;
+pub use row::{DocumentStarts, Outputs, RowOut};
 pub use shim::{EodMask, ShimCollator};
+pub use tokens_only::TokensOnly;
 
 /// The label that torch's cross entropy ignores (its default `ignore_index`).
 pub const IGNORE_INDEX: i32 = -100;
@@ -67,49 +71,112 @@ pub struct Collated {
     pub seq_length: usize,
     /// Model inputs.
     pub tokens: Vec<i32>,
-    /// Targets, under the collator's [`LabelShift`].
+    /// Targets, under the collator's [`LabelShift`]. Like the other arrays, empty when the collator makes none.
     pub labels: Vec<i32>,
     /// 1.0 where `labels` counts in the loss, else 0.0.
     pub loss_mask: Vec<f32>,
-    /// Position of each token in its row.
+    /// Position of each token in its row or document.
     pub position_ids: Vec<i32>,
+    /// Starts of documents in all rows laid end to end, then `rows * seq_length`.
+    pub cu_seqlens: Vec<i32>,
 }
 
 impl Collated {
-    /// Makes room for `rows × seq_length` and fills the rows from `valid_rows` on as padding.
-    fn reset(&mut self, block: &TokenBlock<'_>, seq_length: usize, fill_token: i32, fill_label: i32) {
-        let (rows, valid_rows) = (block.rows(), block.valid_rows);
-        let len = rows * seq_length;
-        let positions_stand = self.seq_length == seq_length && self.position_ids.len() == len;
-        (self.rows, self.valid_rows, self.seq_length) = (rows, valid_rows, seq_length);
+    /// Makes room for the arrays that `outputs` names.
+    fn reset(&mut self, block: &TokenBlock<'_>, seq_length: usize, outputs: Outputs) {
+        let len = block.rows() * seq_length;
+        (self.rows, self.valid_rows, self.seq_length) = (block.rows(), block.valid_rows, seq_length);
+        let of = |present: bool, len: usize| if present { len } else { 0 };
         self.tokens.resize(len, 0);
-        self.labels.resize(len, 0);
-        self.loss_mask.resize(len, 0.0);
-        if !positions_stand {
-            self.position_ids.clear();
-            self.position_ids
-                .extend((0..rows).flat_map(|_| 0..seq_length as i32));
-        }
-        let valid = valid_rows * seq_length;
-        self.tokens[valid..].fill(fill_token);
-        self.labels[valid..].fill(fill_label);
-        self.loss_mask[valid..].fill(0.0);
+        self.labels.resize(of(outputs.labels, len), 0);
+        self.loss_mask.resize(of(outputs.loss_mask, len), 0.0);
+        self.position_ids.resize(of(outputs.position_ids, len), 0);
+        self.cu_seqlens.resize(of(outputs.cu_seqlens, len + 1), 0);
     }
 }
 
-/// Turns tokens into inputs, labels, loss mask and position ids.
+/// Turns the tokens of one sample into what a model consumes. Called by many threads at once, a row at a time; a pure
+/// function of the row, or worker counts could change the stream.
 pub trait Collator: Send + Sync + fmt::Debug {
     /// Name used in specs and headers.
     fn name(&self) -> &'static str;
+
     /// Where labels are shifted.
     fn label_shift(&self) -> LabelShift;
-    /// Tokens a source must deliver for each row of `seq_length`.
-    fn width(&self, seq_length: usize) -> usize;
-    /// Fills `out` from `block`; the rows past `valid_rows` get loss mask 0.
+
+    /// Tokens a source must deliver for each row of `seq_length`: that many, or more where labels come from the
+    /// sample itself.
+    fn width(&self, seq_length: usize) -> usize {
+        seq_length
+    }
+
+    /// Arrays this collator can fill beside the tokens.
+    fn outputs(&self) -> Outputs;
+
+    /// Checks the options against each other and against the row length.
     ///
     /// # Errors
-    /// [`CollateError`] when the block's shape is inconsistent.
-    fn collate(&self, block: &TokenBlock<'_>, out: &mut Collated) -> Result<(), CollateError>;
+    /// [`CollateError`] naming what does not fit.
+    fn check(&self, _seq_length: usize) -> Result<(), CollateError> {
+        Ok(())
+    }
+
+    /// Fills the arrays of one row that are there. Also called, with `len == 0`, for the rows that fill a short batch up
+    /// to its fixed shape: they get loss mask 0.
+    fn collate_row(&self, row: &mut RowOut<'_>);
+
+    /// Collates a whole micro-batch into `out`, outside a loader.
+    ///
+    /// # Errors
+    /// [`CollateError`] when the block's shape is inconsistent or the options do not fit it.
+    fn collate(&self, block: &TokenBlock<'_>, out: &mut Collated) -> Result<(), CollateError> {
+        block.check()?;
+        // Widths are T or T plus a constant of the collator.
+        let beyond = self.width(1).saturating_sub(1);
+        let shape = || CollateError::Shape {
+            tokens: block.tokens.len(),
+            width: block.width,
+            valid_rows: block.valid_rows,
+        };
+        let t = block
+            .width
+            .checked_sub(beyond)
+            .filter(|&t| t > 0)
+            .ok_or_else(shape)?;
+        if i32::try_from(block.rows() * t).is_err() {
+            return Err(shape());
+        }
+        self.check(t)?;
+        out.reset(block, t, self.outputs());
+        let mut documents = 0;
+        for (i, stored) in block.tokens.chunks_exact(block.width).enumerate() {
+            let at = i * t..(i + 1) * t;
+            let valid = i < block.valid_rows;
+            let tokens = &mut out.tokens[at.clone()];
+            if valid {
+                tokens.copy_from_slice(&stored[..t]);
+            } else {
+                tokens.fill(0);
+            }
+            let cu_seqlens = (!out.cu_seqlens.is_empty()).then_some(&mut out.cu_seqlens[..]);
+            self.collate_row(&mut RowOut {
+                tokens,
+                extra: if valid { &stored[t..] } else { &[] },
+                len: if valid { t } else { 0 },
+                pad_token: 0,
+                labels: out.labels.get_mut(at.clone()),
+                loss_mask: out.loss_mask.get_mut(at.clone()),
+                position_ids: out.position_ids.get_mut(at.clone()),
+                documents: cu_seqlens
+                    .map(|all| DocumentStarts::new(all, &mut documents, at.start as i32, t as i32)),
+            });
+        }
+        if let Some(end) = out.cu_seqlens.get_mut(documents) {
+            *end = (block.rows() * t) as i32;
+            out.cu_seqlens.truncate(documents + 1);
+        }
+        Ok(())
+    }
 }
 
 /// Why a micro-batch cannot be collated.
@@ -124,6 +191,14 @@ pub enum CollateError {
         width: usize,
         /// Rows said to be valid.
         valid_rows: usize,
+    },
+    /// The options do not fit each other or the rows.
+    #[error("collator `{collator}`: {reason}")]
+    Options {
+        /// The collator.
+        collator: &'static str,
+        /// What does not fit.
+        reason: String,
     },
 }
 

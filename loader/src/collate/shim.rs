@@ -9,9 +9,9 @@
 //! is lost. The shim computes its loss mask once, from the first item it serves, and hands out that mask for
 //! every later item: under `eod_mask_loss` all rows are masked where the *first* row had its ends. See
 //! [`EodMask`] for both that behaviour and the intended one.
-//! Memory: the four output blocks, reused.
+//! Memory: labels, loss mask and position ids beside the tokens, where asked for.
 
-use super::{CollateError, Collated, Collator, LabelShift, TokenBlock};
+use super::{CollateError, Collator, LabelShift, Outputs, RowOut};
 
 /// How end-of-document tokens are left out of the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,43 +51,48 @@ impl Collator for ShimCollator {
         LabelShift::InData
     }
 
-    fn width(&self, seq_length: usize) -> usize {
-        seq_length
+    fn outputs(&self) -> Outputs {
+        Outputs {
+            labels: true,
+            loss_mask: true,
+            position_ids: true,
+            cu_seqlens: false,
+        }
     }
 
-    fn collate(&self, block: &TokenBlock<'_>, out: &mut Collated) -> Result<(), CollateError> {
-        block.check()?;
-        let width = block.width;
-        if let EodMask::FirstRowServed { row, .. } = &self.eod_mask
-            && row.len() < width
-        {
-            return Err(CollateError::Shape {
-                tokens: row.len(),
-                width,
-                valid_rows: 1,
-            });
+    fn check(&self, seq_length: usize) -> Result<(), CollateError> {
+        match &self.eod_mask {
+            EodMask::FirstRowServed { row, .. } if row.len() < seq_length => Err(CollateError::Options {
+                collator: self.name(),
+                reason: format!(
+                    "the first row served has {} tokens, rows have {seq_length}",
+                    row.len()
+                ),
+            }),
+            _ => Ok(()),
         }
-        out.reset(block, width, self.pad_token_id, self.pad_token_id);
-        for (i, row) in block
-            .tokens
-            .chunks_exact(width)
-            .take(block.valid_rows)
-            .enumerate()
-        {
-            let at = i * width..(i + 1) * width;
-            out.tokens[at.clone()].copy_from_slice(row);
-            let labels = &mut out.labels[at.clone()];
-            labels[..width - 1].copy_from_slice(&row[1..]);
-            labels[width - 1] = self.pad_token_id;
-            let loss_mask = &mut out.loss_mask[at];
-            match &self.eod_mask {
-                EodMask::Off => loss_mask.fill(1.0),
-                EodMask::PerRow { eod_token_id } => mask_ends(loss_mask, row, *eod_token_id),
-                EodMask::FirstRowServed { eod_token_id, row } => mask_ends(loss_mask, row, *eod_token_id),
+    }
+
+    fn collate_row(&self, row: &mut RowOut<'_>) {
+        row.tokens[row.len..].fill(self.pad_token_id);
+        let tokens = &row.tokens[..row.len];
+        if let Some(labels) = row.labels.as_deref_mut() {
+            labels.fill(self.pad_token_id);
+            if let Some(targets) = tokens.get(1..) {
+                labels[..targets.len()].copy_from_slice(targets);
             }
-            loss_mask[width - 1] = 0.0;
         }
-        Ok(())
+        if let Some(loss_mask) = row.loss_mask.as_deref_mut() {
+            let valid = &mut loss_mask[..row.len];
+            match &self.eod_mask {
+                EodMask::Off => valid.fill(1.0),
+                EodMask::PerRow { eod_token_id } => mask_ends(valid, tokens, *eod_token_id),
+                EodMask::FirstRowServed { eod_token_id, row } => mask_ends(valid, row, *eod_token_id),
+            }
+            // The last token has no target.
+            loss_mask[row.len.saturating_sub(1)..].fill(0.0);
+        }
+        row.count_positions();
     }
 }
 
@@ -100,7 +105,7 @@ fn mask_ends(loss_mask: &mut [f32], row: &[i32], eod_token_id: i32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collate::{HfCollator, check_label_shift};
+    use crate::collate::{Collated, HfCollator, TokenBlock, check_label_shift};
 
     fn collate(eod_mask: EodMask) -> Collated {
         let block = TokenBlock {

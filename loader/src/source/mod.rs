@@ -60,6 +60,25 @@ pub trait Source: Send + Sync + fmt::Debug {
         id
     }
 
+    /// Names of the datasets this source is made of, for counts of what was consumed; empty for a single one.
+    fn part_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Index into [`Source::part_names`] of the dataset that sample `id` comes from.
+    fn part_of(&self, _id: SampleId) -> usize {
+        0
+    }
+
+    /// Appends the offsets within sample `id` at which documents start, in rising order, where the source knows
+    /// them; offset 0 may be left out.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    fn document_starts(&self, _id: SampleId, _starts: &mut Vec<usize>) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Checks that no file changed its length or was rewritten since it was opened (one `fstat` per file).
     ///
     /// A page that vanishes under a memory map is an error at the read that touches it, but the rest of the

@@ -1,8 +1,13 @@
 //! Golden data: one module per source, every case of every family.
 
+mod accelerate;
+mod case;
 mod hf_dirs;
+mod hf_order;
 mod numpy_rng;
 mod torch_rng;
+mod torch_samplers;
+mod trainer_runs;
 
 #[test]
 fn the_set_in_use_is_a_golden_set() {

@@ -1,0 +1,519 @@
+//! The loader: what a trainer or the CLI takes batches from.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ceteris_samplers::Order;
+use crossbeam::sync::{Parker, Unparker};
+
+use super::batch::{Batch, BatchBuffer, BatchShape, BatchStep};
+use super::epochs::{EpochPlan, EpochWindow};
+use super::error::LoaderError;
+use super::metrics::LoaderMetrics;
+use super::options::LoaderOptions;
+use super::ring::{ConsumerEnd, Job, Lanes, Taken, WorkerEnd, ring};
+use super::stall::Watch;
+use super::state::{DatasetIdentity, LoaderState, STATE_VERSION, SourceCount, StateError, layout};
+use super::worker::{Assembler, Scratch, Status};
+use crate::source::Source;
+
+/// A failure of a later micro-step waits this long for the batches before it to be taken.
+const FAILURE_GRACE: Duration = Duration::from_secs(1);
+/// How often a waiting consumer looks whether it should stop.
+const WAIT_TICK: Duration = Duration::from_millis(50);
+/// How long dropping a loader waits for workers; one stuck in a read is left behind and ends with the read.
+const STOP_WAIT: Duration = Duration::from_secs(1);
+
+/// Delivers the micro-steps of an order, strictly one after the other, from buffers that are reused for the whole run.
+///
+/// What is delivered depends on the source, the order and the start alone, not on workers, prefetch or timing.
+pub struct Loader {
+    assembler: Arc<Assembler>,
+    order: Arc<dyn Order>,
+    lanes: Arc<Lanes>,
+    consumer: ConsumerEnd,
+    /// The consumer's own end when there are no workers.
+    inline: Option<(WorkerEnd, Arc<Status>, Scratch)>,
+    threads: Vec<JoinHandle<()>>,
+    watch: Arc<Watch>,
+    waker: Unparker,
+    options: LoaderOptions,
+    buffers: usize,
+    seq: u64,
+    ended: bool,
+    failed: Option<String>,
+    metrics: LoaderMetrics,
+    dataset: DatasetIdentity,
+    progress: Progress,
+}
+
+/// What has been consumed, as of the last batch taken.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    /// Epoch and micro-step within it of the next batch.
+    pub next: (u64, u64),
+    pub global_micro_step: u64,
+    pub global_step: u64,
+    pub consumed: Vec<u64>,
+}
+
+impl Progress {
+    fn advance(&mut self, step: &BatchStep, consumed: &[u64]) {
+        self.next = if step.closes_epoch {
+            (step.epoch + 1, 0)
+        } else {
+            (step.epoch, step.micro_step + 1)
+        };
+        self.global_micro_step = step.global_micro_step + 1;
+        self.global_step = step.global_step + u64::from(step.closes_step);
+        for (sum, &n) in self.consumed.iter_mut().zip(consumed) {
+            *sum += n;
+        }
+    }
+}
+
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader")
+            .field("order", &self.order)
+            .field("progress", &self.progress)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Loader {
+    /// Starts a loader at `options.start`. The first epoch is built before this returns; no sample is read by it, only
+    /// by the workers it starts.
+    ///
+    /// Counters of the run (`global_micro_step`, `global_step`, `consumed_samples`) count from `options.start`
+    /// as if the epochs before it had been run in full.
+    ///
+    /// # Errors
+    /// Options that make no sense, an order of another size than the source, an epoch without micro-steps, memory.
+    pub fn new(
+        source: Arc<dyn Source>,
+        order: Arc<dyn Order>,
+        options: LoaderOptions,
+    ) -> Result<Loader, LoaderError> {
+        let parts = source.part_names().len().max(1);
+        let progress = Progress {
+            next: options.start,
+            global_micro_step: 0,
+            global_step: 0,
+            consumed: vec![0; parts],
+        };
+        Loader::start(source, order, options, progress)
+    }
+
+    /// Goes on where `state` stands: the batches are those the interrupted run would have delivered next, at the cost of
+    /// building one epoch and no read before the first sample needed.
+    ///
+    /// # Errors
+    /// [`LoaderError::State`] naming everything in which the state belongs to another run.
+    pub fn resume(
+        source: Arc<dyn Source>,
+        order: Arc<dyn Order>,
+        options: LoaderOptions,
+        state: &LoaderState,
+    ) -> Result<Loader, LoaderError> {
+        let now = blank_state(&*source, &*order, &options);
+        let mut differences = state.differences(&now);
+        if state.geometry != order.geometry() {
+            differences.push(super::state::Difference {
+                what: "layout".to_owned(),
+                saved: layout(state.geometry),
+                now: layout(order.geometry()),
+            });
+        }
+        if !differences.is_empty() {
+            return Err(StateError::Mismatch { differences }.into());
+        }
+        let names = source.part_names();
+        let consumed = if names.is_empty() {
+            vec![state.consumed_samples]
+        } else {
+            let of = |name: &String| {
+                state
+                    .consumed_samples_per_source
+                    .iter()
+                    .find(|c| c.source == *name)
+            };
+            names
+                .iter()
+                .map(|name| of(name).map_or(0, |c| c.samples))
+                .collect()
+        };
+        let progress = Progress {
+            next: (state.epoch, state.micro_step),
+            global_micro_step: state.global_micro_step,
+            global_step: state.global_step,
+            consumed,
+        };
+        Loader::start(
+            source,
+            order,
+            LoaderOptions {
+                start: progress.next,
+                ..options
+            },
+            progress,
+        )
+    }
+
+    fn start(
+        source: Arc<dyn Source>,
+        order: Arc<dyn Order>,
+        options: LoaderOptions,
+        mut progress: Progress,
+    ) -> Result<Loader, LoaderError> {
+        options.check()?;
+        if order.num_samples() != source.num_samples() {
+            return Err(LoaderError::SizeMismatch {
+                order: order.num_samples(),
+                dataset: source.num_samples(),
+            });
+        }
+        let geometry = order.geometry();
+        let fits = |what: &'static str, n: u64| {
+            usize::try_from(n)
+                .ok()
+                .filter(|&n| n > 0)
+                .ok_or_else(|| LoaderError::Option {
+                    option: what,
+                    reason: format!("{n} is not a usable size"),
+                })
+        };
+        let outputs = options
+            .documents
+            .map_or_else(Default::default, |rule| rule.outputs());
+        options.collator.check(options.seq_length)?;
+        let sample_tokens = options.collator.width(options.seq_length).max(options.seq_length);
+        let shape = Arc::new(BatchShape {
+            ranks: options.ranks.resolve(geometry.world_size)?,
+            micro_batch_size: fits("micro_batch_size", geometry.micro_batch_size)?,
+            seq_length: options.seq_length,
+            extra_tokens: sample_tokens - options.seq_length,
+            outputs: options
+                .collator
+                .outputs()
+                .intersection(options.outputs)
+                .union(outputs),
+            fingerprints: options.fingerprints,
+        });
+        let parts = progress.consumed.len();
+        let plan = EpochPlan {
+            first: progress.next,
+            base: (progress.global_micro_step, progress.global_step),
+            end: options.epochs,
+            limit: options.max_micro_steps,
+        };
+        let window = EpochWindow::new(Arc::clone(&order), plan)?;
+        if let Some(first) = window.peek(0) {
+            progress.global_micro_step = first.step.global_micro_step;
+            progress.global_step = first.step.global_step;
+        }
+        let count = options.prefetch + 1;
+        let mut buffers = Vec::with_capacity(count);
+        for _ in 0..count {
+            buffers.push(BatchBuffer::new(Arc::clone(&shape), parts, &*options.allocator)?);
+        }
+        let (lanes, ends, consumer) = ring(options.workers.max(1), buffers);
+        let assembler = Arc::new(Assembler {
+            source: Arc::clone(&source),
+            window,
+            shape,
+            world_size: geometry.world_size,
+            collator: Arc::clone(&options.collator),
+            documents: options.documents,
+            pad_token: options.pad_token,
+            parts,
+            workers: options.workers as u64,
+            page_in_micro_steps: options.page_in_micro_steps,
+        });
+        let parker = Parker::new();
+        let mut loader = Loader {
+            dataset: identity(&*source, &options),
+            assembler,
+            order,
+            lanes,
+            consumer,
+            inline: None,
+            threads: Vec::new(),
+            watch: Arc::new(Watch::new(progress.global_micro_step)),
+            waker: parker.unparker().clone(),
+            buffers: count,
+            seq: 0,
+            ended: false,
+            failed: None,
+            metrics: LoaderMetrics::default(),
+            progress,
+            options,
+        };
+        loader.start_threads(ends, parker)?;
+        Ok(loader)
+    }
+
+    fn start_threads(&mut self, ends: Vec<WorkerEnd>, parker: Parker) -> Result<(), LoaderError> {
+        let statuses: Vec<Arc<Status>> = ends.iter().map(|_| Arc::new(Status::new())).collect();
+        let page_in = self.options.page_in;
+        if self.options.workers == 0 {
+            for (end, status) in ends.into_iter().zip(&statuses) {
+                self.inline = Some((end, Arc::clone(status), self.assembler.scratch(page_in)));
+            }
+        } else {
+            let assembler = Arc::clone(&self.assembler);
+            self.spawn("ceteris-epochs".to_owned(), move || {
+                assembler.window.run_builder()
+            })?;
+            for (worker, (end, status)) in ends.into_iter().zip(&statuses).enumerate() {
+                let (assembler, status) = (Arc::clone(&self.assembler), Arc::clone(status));
+                let scratch = assembler.scratch(page_in);
+                self.spawn(format!("ceteris-load-{worker}"), move || {
+                    assembler.run(worker, &end, &status, scratch)
+                })?;
+            }
+        }
+        let (watch, assembler) = (Arc::clone(&self.watch), Arc::clone(&self.assembler));
+        let (period, notices) = (self.options.stall_period, self.options.notices.clone());
+        self.spawn("ceteris-watch".to_owned(), move || {
+            watch.run(&parker, &assembler, &statuses, period, &notices)
+        })
+    }
+
+    fn spawn(&mut self, name: String, body: impl FnOnce() + Send + 'static) -> Result<(), LoaderError> {
+        let started = thread::Builder::new().name(name.clone()).spawn(body);
+        self.threads
+            .push(started.map_err(|source| LoaderError::Thread { name, source })?);
+        Ok(())
+    }
+
+    /// The next batch; `None` after the last one.
+    ///
+    /// # Errors
+    /// What a worker ran into, in micro-step order: the batches before the one that failed are delivered first unless
+    /// the failure is a second old. After an error nothing more is delivered; [`LoaderError::Interrupted`] and
+    /// [`LoaderError::AllBuffersHeld`] are not failures, the loader can go on.
+    pub fn next_batch(&mut self) -> Result<Option<Batch>, LoaderError> {
+        if let Some(message) = &self.failed {
+            return Err(LoaderError::AlreadyFailed(message.clone()));
+        }
+        if self.ended {
+            return Ok(None);
+        }
+        let asked = Instant::now();
+        let taken = self.take();
+        self.watch.end();
+        match taken {
+            Ok(Some((mut buffer, occupancy))) => {
+                buffer.metrics.wait = asked.elapsed();
+                buffer.metrics.occupancy = occupancy;
+                self.metrics.add(&buffer.metrics);
+                self.progress.advance(&buffer.step, &buffer.consumed);
+                let batch = Batch::new(buffer, self.seq, Arc::clone(&self.lanes));
+                self.lanes.take();
+                self.seq += 1;
+                Ok(Some(batch))
+            }
+            Ok(None) => {
+                self.ended = true;
+                // What was delivered is only worth its fingerprint if the files are still the ones opened.
+                self.check_source().map(|()| None)
+            }
+            Err(error) => {
+                if !matches!(
+                    error,
+                    LoaderError::Interrupted { .. } | LoaderError::AllBuffersHeld { .. }
+                ) {
+                    self.failed = Some(error.to_string());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<(Box<BatchBuffer>, usize)>, LoaderError> {
+        if self.inline.is_some() {
+            self.check_stop()?;
+            return self.assemble_here();
+        }
+        let mut wait = None;
+        loop {
+            self.check_stop()?;
+            self.consumer.collect();
+            let occupancy = self.consumer.occupancy();
+            match self.consumer.take(self.seq, wait) {
+                Taken::Ready(buffer) => return Ok(Some((buffer, occupancy))),
+                Taken::End => return Ok(None),
+                Taken::Failed(error) => return Err(*error),
+                Taken::Gone => {
+                    return Err(LoaderError::WorkersGone {
+                        global_micro_step: self.progress.global_micro_step,
+                    });
+                }
+                Taken::NotYet => {
+                    if let Some(error) = self.consumer.take_old_failure(FAILURE_GRACE) {
+                        return Err(*error);
+                    }
+                    if self.lanes.held() == self.buffers {
+                        return Err(LoaderError::AllBuffersHeld {
+                            buffers: self.buffers,
+                        });
+                    }
+                    if wait.is_none() {
+                        self.watch.begin(self.seq);
+                        wait = Some(WAIT_TICK);
+                    }
+                }
+            }
+        }
+    }
+
+    fn assemble_here(&mut self) -> Result<Option<(Box<BatchBuffer>, usize)>, LoaderError> {
+        let Some((end, status, scratch)) = &mut self.inline else {
+            return Ok(None);
+        };
+        let Ok(Job::Assemble(_, buffer)) = end.jobs.try_recv() else {
+            return Err(LoaderError::AllBuffersHeld {
+                buffers: self.buffers,
+            });
+        };
+        self.watch.begin(self.seq);
+        match self.assembler.job(0, self.seq, buffer, status, scratch, true) {
+            super::ring::Done::Ready(_, buffer) => Ok(Some((buffer, 0))),
+            super::ring::Done::End(_) => Ok(None),
+            super::ring::Done::Failed(_, _, error) => Err(*error),
+        }
+    }
+
+    fn check_stop(&mut self) -> Result<(), LoaderError> {
+        if let Some(error) = self.watch.take_failure() {
+            return Err(error);
+        }
+        match self
+            .options
+            .stop
+            .as_ref()
+            .and_then(super::signals::StopSignal::requested)
+        {
+            Some(signal) => Err(LoaderError::Interrupted {
+                signal,
+                global_micro_step: self.progress.global_micro_step,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_source(&mut self) -> Result<(), LoaderError> {
+        self.assembler.source.check_unchanged().map_err(|source| {
+            let error = LoaderError::Changed(Box::new(source));
+            self.failed = Some(error.to_string());
+            error
+        })
+    }
+
+    /// Where the run stands after the last batch taken.
+    ///
+    /// # Errors
+    /// [`LoaderError::Changed`] when a file of the dataset is no longer the one that was opened.
+    pub fn state(&mut self) -> Result<LoaderState, LoaderError> {
+        self.check_source()?;
+        let mut state = blank_state(&*self.assembler.source, &*self.order, &self.options);
+        state.dataset = self.dataset.clone();
+        (state.epoch, state.micro_step) = self.progress.next;
+        state.global_micro_step = self.progress.global_micro_step;
+        state.global_step = self.progress.global_step;
+        state.consumed_samples = self.progress.consumed.iter().sum();
+        let names = self.assembler.source.part_names();
+        state.consumed_samples_per_source = names
+            .into_iter()
+            .zip(&self.progress.consumed)
+            .map(|(source, &samples)| SourceCount { source, samples })
+            .collect();
+        Ok(state)
+    }
+
+    /// Sums over the batches taken so far.
+    pub fn metrics(&self) -> LoaderMetrics {
+        self.metrics
+    }
+
+    /// Shape of every batch.
+    pub fn shape(&self) -> &BatchShape {
+        &self.assembler.shape
+    }
+
+    /// The order.
+    pub fn order(&self) -> &Arc<dyn Order> {
+        &self.order
+    }
+
+    /// Epochs whose permutation is held now, one being built included: at most two.
+    pub fn live_epochs(&self) -> usize {
+        self.assembler.window.live_epochs()
+    }
+}
+
+fn identity(source: &dyn Source, options: &LoaderOptions) -> DatasetIdentity {
+    let name = |path: &std::path::PathBuf| {
+        path.file_name().map_or_else(
+            || path.display().to_string(),
+            |name| name.to_string_lossy().into_owned(),
+        )
+    };
+    DatasetIdentity {
+        fingerprint: options.dataset_fingerprint.clone(),
+        num_samples: source.num_samples(),
+        files: source.files().iter().map(name).collect(),
+    }
+}
+
+/// A state of this run without a position.
+fn blank_state(source: &dyn Source, order: &dyn Order, options: &LoaderOptions) -> LoaderState {
+    LoaderState {
+        state_version: STATE_VERSION,
+        ceteris_version: env!("CARGO_PKG_VERSION").to_owned(),
+        order: order.spec().clone(),
+        geometry: order.geometry(),
+        dataset: identity(source, options),
+        seq_length: options.seq_length as u64,
+        epoch: 0,
+        micro_step: 0,
+        global_micro_step: 0,
+        global_step: 0,
+        consumed_samples: 0,
+        consumed_samples_per_source: Vec::new(),
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<Batch, LoaderError>;
+
+    /// Ends after the first error as well.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed.is_some() {
+            return None;
+        }
+        self.next_batch().transpose()
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.assembler.window.close();
+        self.watch.close();
+        self.waker.unpark();
+        self.lanes.stop();
+        let deadline = Instant::now() + STOP_WAIT;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_micros(200));
+            }
+            if thread.is_finished() {
+                // A worker's panic was already delivered as an error.
+                drop(thread.join());
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! accelerate: `BatchSamplerShard`, `prepare_data_loader`, `skip_first_batches`.
+
+use ceteris_tests::golden::{run_family, sha256_u64};
+use ceteris_tests::orders::{batches, epoch, geometry, order};
+use serde_json::{Value, json};
+
+use crate::case::{boolean, list, number, same, text};
+
+#[test]
+fn accelerate_batch_sampler_shard() {
+    run_family("accelerate_batch_sampler_shard.json", |case| {
+        let world = number(case, "num_processes")?;
+        let spec = json!({
+            "name": "hf-trainer",
+            "dataset": [],
+            "data_seed": case["data_seed"],
+            "split_batches": boolean(case, "split_batches")?,
+            "even_batches": boolean(case, "even_batches")?,
+            "drop_last": boolean(case, "drop_last")?,
+            "single_process_wraps": true,
+        });
+        let order = order(
+            spec,
+            number(case, "n")?,
+            geometry(world, number(case, "batch_size")?),
+        )?;
+        let ranks = list(&case["ranks"])?;
+        same("ranks", ranks.len() as u64, world)?;
+        for (rank, want) in (0..).zip(ranks) {
+            for (e, want_epoch) in (0..).zip(list(&want["epochs"])?) {
+                let got = batches(&order, &epoch(&order, e)?, rank);
+                let at = |why: String| format!("rank {rank} epoch {e}: {why}");
+                check_batches(want_epoch, &got).map_err(at)?;
+                // `len(BatchSamplerShard)` is a promise that the class itself does not keep for a process whose last
+                // batch is missing; the batches are what counts, and it must never promise fewer.
+                if (got.len() as u64) > number(want, "len")? {
+                    return Err(at(format!("{} batches, len() says {}", got.len(), want["len"])));
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn accelerate_prepared_loader() {
+    run_family("accelerate_prepared_loader.json", |case| {
+        let world = number(case, "num_processes")?;
+        let geometry = geometry(world, number(case, "batch_size")?);
+        let seedable = case["use_seedable_sampler"].as_bool().unwrap_or(true);
+        let mut spec = json!({
+            "name": "hf-trainer",
+            "dataset": [],
+            "seed": case["seed"],
+            "use_seedable_sampler": seedable,
+        });
+        if seedable && !case["data_seed"].is_null() {
+            spec["data_seed"] = case["data_seed"].clone();
+        }
+        let order = order(spec, number(case, "n")?, geometry)?;
+        let ranks = list(&case["ranks"])?;
+        same("ranks", ranks.len() as u64, world)?;
+        for (rank, want) in (0..).zip(ranks) {
+            let at = |why: String| format!("rank {rank}: {why}");
+            let full = |e: u64| Ok::<_, String>(batches(&order, &epoch(&order, e)?, rank));
+            match case.get("skip_first_batches") {
+                None => {
+                    for (e, want) in (0..).zip(list(&want["epochs"])?) {
+                        check_batches(want, &full(e)?).map_err(|why| at(format!("epoch {e}: {why}")))?;
+                    }
+                }
+                Some(_) => {
+                    // Skipping leaves the epoch's list alone and drops its first micro-batches, in every epoch of the
+                    // skipping loader; the loader it was made from starts at its own epoch 0.
+                    let skip = number(case, "skip_first_batches")? as usize;
+                    let tail = |e| Ok::<_, String>(full(e)?.split_off(skip));
+                    check_batches(&want["skip_then_epoch0"], &tail(0)?).map_err(at)?;
+                    check_batches(&want["same_object_again"], &tail(1)?).map_err(at)?;
+                    check_batches(&want["full_epoch_after"], &full(0)?).map_err(at)?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Checks recorded batches of one process and epoch.
+fn check_batches(want: &Value, got: &[Vec<u64>]) -> Result<(), String> {
+    same("batches", number(want, "batches")?, got.len() as u64)?;
+    same("samples", number(want, "samples")?, got.concat().len() as u64)?;
+    same("sha256", text(want, "sha256")?, &sha256_u64(got.concat()))?;
+    let tail = &got[got.len().saturating_sub(2)..];
+    let lens: Vec<usize> = tail.iter().map(Vec::len).collect();
+    same("last_batch_lens", &want["last_batch_lens"], &json!(lens))?;
+    if let Some(all) = want.get("all") {
+        return same("all", all, &json!(got));
+    }
+    same("first", &want["first"], &json!(&got[..got.len().min(3)]))?;
+    same("last", &want["last"], &json!(tail))
+}
