@@ -3,11 +3,16 @@
 //! An order's file holds its options, its source and what is particular to its law; what several share lies in
 //! `dataset.rs` (dataset-level steps), `sampler.rs` (lists of an epoch), `deal.rs` (places) and `composed.rs`.
 
+pub mod blend;
 pub mod file;
 pub mod fla;
 pub mod hf_trainer;
+pub mod megatron_dataset;
+pub mod megatron_index;
+pub mod megatron_sampler;
 pub mod sequential;
 pub mod shuffle;
+pub mod split;
 pub mod torch_distributed;
 pub mod torch_random;
 

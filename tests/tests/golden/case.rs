@@ -1,5 +1,6 @@
 //! Reading fields of a recorded case.
 
+use ceteris_tests::golden::check_digest_of;
 use serde_json::Value;
 
 /// A field that is a number from 0 on.
@@ -43,4 +44,29 @@ pub fn same<T: PartialEq + std::fmt::Debug>(what: &str, want: T, got: T) -> Resu
     } else {
         Err(format!("{what}: expected {want:?}, got {got:?}"))
     }
+}
+
+/// A value that is a list of numbers.
+pub fn floats(value: &Value) -> Result<Vec<f64>, String> {
+    list(value)?
+        .iter()
+        .map(|v| v.as_f64().ok_or_else(|| format!("{v} is not a number")))
+        .collect()
+}
+
+/// Checks the digest of an array together with its numpy type and shape.
+pub fn check_array(
+    what: &str,
+    recorded: &Value,
+    dtype: &str,
+    shape: &[u64],
+    values: impl Iterator<Item = u64>,
+) -> Result<(), String> {
+    same(&format!("{what} dtype"), text(recorded, "array_dtype")?, dtype)?;
+    same(
+        &format!("{what} shape"),
+        numbers(&recorded["shape"])?,
+        shape.to_vec(),
+    )?;
+    check_digest_of(recorded, values).map_err(|e| format!("{what}: {e}"))
 }

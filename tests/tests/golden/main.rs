@@ -4,6 +4,7 @@ mod accelerate;
 mod case;
 mod hf_dirs;
 mod hf_order;
+mod megatron_arithmetic;
 mod numpy_rng;
 mod torch_rng;
 mod torch_samplers;

@@ -1,0 +1,595 @@
+//! The document, sample and shuffle index of a Megatron GPT dataset.
+//!
+//! Reproduces Megatron-Core 0.19.2: `GPTDataset._build_document_sample_shuffle_indices` of `gpt_dataset.py` and
+//! `build_sample_idx` of `helpers.cpp`, over numpy's legacy `RandomState`.
+//!
+//! Rule: the documents of all epochs are laid out in one shuffled row; sample `i` covers the tokens from `i * T` on
+//! (and the one after its end, if the extra token is drawn); a second shuffle orders the samples. One generator
+//! serves all draws: documents, then the last epoch's documents if that epoch is kept apart, then the samples in
+//! one or two parts. The last epoch is kept apart when fewer than `int(0.80 * samples per epoch)` of its samples are
+//! needed.
+//! Bias: with several epochs the shuffle runs over all of them at once, so a document may come twice before
+//! another comes once. "Documents" are stored sequences. Asking for more samples changes the order of all of them.
+//! Memory: 4 bytes a document and epoch, 12 bytes a sample (16 + 8 where an index leaves 32 bits).
+
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use crate::rng::RngError;
+use crate::rng::numpy::RandomState;
+
+/// Values of an index, wherever they lie.
+pub trait IndexArray<T>: Send + Sync {
+    /// Number of values.
+    fn len(&self) -> u64;
+    /// True without a value.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Value `i`; `None` past the end, or when a file under it can no longer be read.
+    fn get(&self, i: u64) -> Option<T>;
+    /// All values, where they lie in memory.
+    fn as_slice(&self) -> Option<&[T]> {
+        None
+    }
+}
+
+impl<T: Copy + Send + Sync> IndexArray<T> for Vec<T> {
+    fn len(&self) -> u64 {
+        Vec::len(self) as u64
+    }
+
+    fn get(&self, i: u64) -> Option<T> {
+        self.as_slice().get(usize::try_from(i).ok()?).copied()
+    }
+
+    fn as_slice(&self) -> Option<&[T]> {
+        Some(self)
+    }
+}
+
+/// An [`IndexArray`] that is either built in memory or lies in a mapped file; cloning shares it.
+pub struct SharedArray<T>(Arc<dyn IndexArray<T>>);
+
+impl<T> SharedArray<T> {
+    /// Shares an array.
+    pub fn new(array: impl IndexArray<T> + 'static) -> Self {
+        SharedArray(Arc::new(array))
+    }
+}
+
+impl<T> Clone for SharedArray<T> {
+    fn clone(&self) -> Self {
+        SharedArray(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Deref for SharedArray<T> {
+    type Target = dyn IndexArray<T>;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl<T> fmt::Debug for SharedArray<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} values]", self.len())
+    }
+}
+
+/// What decides the indices, besides the sequence lengths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GptIndexSpec {
+    /// Tokens of one sample, without the extra one.
+    pub sequence_length: u64,
+    /// Draw one token more than `sequence_length`, shared with the next sample, so that labels need no padding
+    /// (`add_extra_token_to_sequence`).
+    pub add_extra_token: bool,
+    /// Seed of the numpy `RandomState`, 0 to 2^32 - 1.
+    pub random_seed: u64,
+    /// Samples wanted at least; `None` is one epoch.
+    pub num_samples: Option<u64>,
+    /// Drop the tokens after the last whole sample. Only the valid split may keep them
+    /// (`drop_last_partial_validation_sequence`).
+    pub drop_last_partial_sequence: bool,
+}
+
+/// Why indices cannot be built or read. Megatron-Core asserts, loops forever or writes out of bounds in these cases.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GptIndexError {
+    /// The sequence length is 0, or leaves 32 bits.
+    #[error("sequence length {0} is not between 1 and 2147483646")]
+    SequenceLength(u64),
+    /// The range of sequences does not lie in the dataset.
+    #[error("sequences {low}..{high} are not part of a dataset of {num_sequences}")]
+    OutOfRange {
+        /// First sequence.
+        low: u64,
+        /// One past the last sequence.
+        high: u64,
+        /// Sequences of the dataset.
+        num_sequences: u64,
+    },
+    /// More sequences than a 32-bit document index can name.
+    #[error("{0} sequences do not fit the 32-bit document index (at most 2147483647)")]
+    TooManySequences(u64),
+    /// A number of samples is asked of a split without tokens; Megatron would add epochs forever.
+    #[error(
+        "{num_samples} samples are asked of {num_sequences} sequences without a single token; Megatron would never \
+         return. Give the split more data, or no weight"
+    )]
+    NoTokens {
+        /// Samples asked for.
+        num_samples: u64,
+        /// Sequences in the split.
+        num_sequences: u64,
+    },
+    /// More epochs than fit 32 bits.
+    #[error(
+        "{num_samples} samples of {sequence_length} tokens take {epochs} epochs of {tokens_per_epoch} tokens; at most 2147483647 are possible"
+    )]
+    TooManyEpochs {
+        /// Samples asked for.
+        num_samples: u64,
+        /// Tokens of one sample.
+        sequence_length: u64,
+        /// Epochs that takes.
+        epochs: u64,
+        /// Tokens of one epoch.
+        tokens_per_epoch: u64,
+    },
+    /// Megatron's own check of the last epoch fails.
+    #[error(
+        "{from_final_epoch} samples would come from the last epoch, which has {per_epoch}; Megatron stops here with an assertion"
+    )]
+    FinalEpoch {
+        /// Samples the last epoch would give.
+        from_final_epoch: i64,
+        /// Samples of one epoch.
+        per_epoch: i64,
+    },
+    /// The sample index would hold a negative offset or a negative number of samples.
+    #[error("{0}; Megatron stops here with an assertion or writes out of bounds")]
+    Negative(&'static str),
+    /// The indices do not fit in memory.
+    #[error("the {what} of {entries} entries cannot be held in memory")]
+    TooLarge {
+        /// Which index.
+        what: &'static str,
+        /// Entries it would have.
+        entries: u128,
+    },
+    /// The generator refuses the seed.
+    #[error(transparent)]
+    Rng(#[from] RngError),
+    /// Indices that do not fit each other or the dataset (read from a file that is damaged or belongs to other data).
+    #[error("the indices do not fit the data: {0}")]
+    Inconsistent(String),
+}
+
+/// Sample boundaries: position in the document index and token offset in that document, one entry more than samples.
+#[derive(Clone, Debug)]
+pub enum SampleIndex {
+    /// 32-bit entries, as Megatron stores them while the document index has fewer than 2^31 entries.
+    Narrow(SharedArray<[u32; 2]>),
+    /// 64-bit entries.
+    Wide(SharedArray<[u64; 2]>),
+}
+
+impl SampleIndex {
+    /// Entries; samples are one fewer.
+    pub fn len(&self) -> u64 {
+        match self {
+            SampleIndex::Narrow(v) => v.len(),
+            SampleIndex::Wide(v) => v.len(),
+        }
+    }
+
+    /// True without a single entry, which no built index is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Entry `i`: (position in the document index, offset), `None` past the end.
+    pub fn get(&self, i: u64) -> Option<(u64, u64)> {
+        match self {
+            SampleIndex::Narrow(v) => v.get(i).map(|[d, o]| (u64::from(d), u64::from(o))),
+            SampleIndex::Wide(v) => v.get(i).map(|[d, o]| (d, o)),
+        }
+    }
+}
+
+/// Order of the samples.
+#[derive(Clone, Debug)]
+pub enum ShuffleIndex {
+    /// 32-bit entries, as Megatron stores them below 2^32 - 2 samples.
+    Narrow(SharedArray<u32>),
+    /// 64-bit entries.
+    Wide(SharedArray<u64>),
+}
+
+impl ShuffleIndex {
+    /// Number of samples.
+    pub fn len(&self) -> u64 {
+        match self {
+            ShuffleIndex::Narrow(v) => v.len(),
+            ShuffleIndex::Wide(v) => v.len(),
+        }
+    }
+
+    /// True when there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Entry `i`, `None` past the end.
+    pub fn get(&self, i: u64) -> Option<u64> {
+        match self {
+            ShuffleIndex::Narrow(v) => v.get(i).map(u64::from),
+            ShuffleIndex::Wide(v) => v.get(i),
+        }
+    }
+}
+
+/// Which rule was applied to the epochs; printed by reports and headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochRule {
+    /// Epochs laid out.
+    pub num_epochs: u64,
+    /// Tokens of one epoch.
+    pub tokens_per_epoch: u64,
+    /// With more than one epoch: is the last one shuffled on its own?
+    pub separate_final_epoch: Option<bool>,
+    /// Samples before the last epoch where it is kept apart.
+    pub samples_sans_final_epoch: Option<u64>,
+}
+
+impl EpochRule {
+    /// Applies Megatron's rule to a split of `tokens_per_epoch` tokens in `num_sequences` sequences.
+    ///
+    /// # Errors
+    /// [`GptIndexError`] where Megatron asserts or never returns.
+    pub fn new(
+        tokens_per_epoch: u64,
+        num_sequences: u64,
+        spec: &GptIndexSpec,
+    ) -> Result<Self, GptIndexError> {
+        if spec.sequence_length == 0 || spec.sequence_length >= i32::MAX as u64 {
+            return Err(GptIndexError::SequenceLength(spec.sequence_length));
+        }
+        let extra = u64::from(spec.add_extra_token);
+        let rule = |num_epochs| EpochRule {
+            num_epochs,
+            tokens_per_epoch,
+            separate_final_epoch: None,
+            samples_sans_final_epoch: None,
+        };
+        let Some(num_samples) = spec.num_samples else {
+            return Ok(rule(1));
+        };
+        let too_many = |epochs| GptIndexError::TooManyEpochs {
+            num_samples,
+            sequence_length: spec.sequence_length,
+            epochs,
+            tokens_per_epoch,
+        };
+        let requested = num_samples
+            .checked_mul(spec.sequence_length)
+            .and_then(|t| t.checked_add(extra))
+            .filter(|&t| t <= i64::MAX as u64)
+            .ok_or_else(|| too_many(u64::MAX))?;
+        if tokens_per_epoch == 0 && requested > 0 {
+            return Err(GptIndexError::NoTokens {
+                num_samples,
+                num_sequences,
+            });
+        }
+        let num_epochs = requested.div_ceil(tokens_per_epoch.max(1)).max(1);
+        if num_epochs > i32::MAX as u64
+            || num_epochs
+                .checked_mul(tokens_per_epoch)
+                .is_none_or(|t| t > i64::MAX as u64)
+        {
+            return Err(too_many(num_epochs));
+        }
+        if num_epochs == 1 {
+            return Ok(rule(1));
+        }
+        // All three fit i64: tokens of all epochs do.
+        let whole_samples =
+            |tokens: u64| (tokens as i64 - extra as i64).div_euclid(spec.sequence_length as i64);
+        let sans_final = whole_samples((num_epochs - 1) * tokens_per_epoch);
+        let from_final_epoch = num_samples as i64 - sans_final;
+        let per_epoch = whole_samples(tokens_per_epoch);
+        if from_final_epoch < 0 || from_final_epoch > per_epoch + 1 {
+            return Err(GptIndexError::FinalEpoch {
+                from_final_epoch,
+                per_epoch,
+            });
+        }
+        let separate = from_final_epoch < (0.80 * per_epoch as f64) as i64;
+        Ok(EpochRule {
+            separate_final_epoch: Some(separate),
+            samples_sans_final_epoch: separate.then_some(sans_final as u64),
+            ..rule(num_epochs)
+        })
+    }
+
+    /// Samples that come out: more than were asked for, all that the epochs hold.
+    ///
+    /// Where the last partial sequence is kept, the number goes through a 32-bit float, as in the original, and may
+    /// be off by some samples either way above 2^24 tokens.
+    ///
+    /// # Errors
+    /// [`GptIndexError::Negative`] for an empty split at sequence length 1, where the original writes out of bounds.
+    pub fn num_samples(&self, spec: &GptIndexSpec) -> Result<u64, GptIndexError> {
+        let tokens = (self.num_epochs * self.tokens_per_epoch) as i64 - i64::from(spec.add_extra_token);
+        let samples = if spec.drop_last_partial_sequence {
+            tokens / spec.sequence_length as i64
+        } else {
+            (tokens as f32 / spec.sequence_length as f32).ceil() as i64
+        };
+        u64::try_from(samples)
+            .map_err(|_| GptIndexError::Negative("a split without tokens has a negative number of samples"))
+    }
+}
+
+/// One stretch of a stored sequence that a sample is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Sequence of the dataset.
+    pub sequence: u64,
+    /// First token.
+    pub offset: u64,
+    /// Tokens, `None` for all up to the sequence's end.
+    pub length: Option<u64>,
+}
+
+/// The three indices of one GPT dataset and the rule that made them.
+#[derive(Clone, Debug)]
+pub struct GptIndex {
+    /// Epochs and their treatment.
+    pub rule: EpochRule,
+    /// Sequences in the order they are laid out, all epochs.
+    pub document_index: SharedArray<u32>,
+    /// Where each sample starts.
+    pub sample_index: SampleIndex,
+    /// Order of the samples.
+    pub shuffle_index: ShuffleIndex,
+}
+
+impl GptIndex {
+    /// Builds the indices over `sequences` of a dataset whose sequences have `lengths` tokens.
+    ///
+    /// # Errors
+    /// [`GptIndexError`], see there.
+    pub fn build(lengths: &[u32], sequences: Range<u64>, spec: &GptIndexSpec) -> Result<Self, GptIndexError> {
+        let num_sequences = lengths.len() as u64;
+        let Range {
+            start: low,
+            end: high,
+        } = sequences;
+        if low > high || high > num_sequences {
+            return Err(GptIndexError::OutOfRange {
+                low,
+                high,
+                num_sequences,
+            });
+        }
+        if high > i32::MAX as u64 {
+            return Err(GptIndexError::TooManySequences(high));
+        }
+        let tokens_per_epoch = lengths[low as usize..high as usize]
+            .iter()
+            .map(|&n| u64::from(n))
+            .sum();
+        let rule = EpochRule::new(tokens_per_epoch, high - low, spec)?;
+        let num_samples = rule.num_samples(spec)?;
+
+        let mut random = RandomState::from_seed(spec.random_seed.into())?;
+        let document_index = build_document_index(low as u32..high as u32, &rule, &mut random)?;
+        let sample_index = build_sample_index(lengths, &document_index, num_samples, spec)?;
+        let shuffle_index = build_shuffle_index(&rule, num_samples, &mut random)?;
+        Ok(GptIndex {
+            rule,
+            document_index: SharedArray::new(document_index),
+            sample_index,
+            shuffle_index,
+        })
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> u64 {
+        self.shuffle_index.len()
+    }
+
+    /// True when there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The stretches that sample-index entry `entry` is made of (not shuffled: pass `shuffle_index.get(i)` for
+    /// sample `i` of the dataset). Empty stretches are part of the list, as they are of the real sample.
+    ///
+    /// # Errors
+    /// [`GptIndexError::Inconsistent`] when the entry does not exist or the indices do not fit each other.
+    pub fn parts(
+        &self,
+        entry: u64,
+        add_extra_token: bool,
+    ) -> Result<impl Iterator<Item = Result<Part, GptIndexError>> + '_, GptIndexError> {
+        let extra = u64::from(add_extra_token);
+        let bound = |i: u64| {
+            self.sample_index.get(i).ok_or_else(|| {
+                GptIndexError::Inconsistent(format!(
+                    "sample index has {} entries, entry {i} is asked for",
+                    self.sample_index.len()
+                ))
+            })
+        };
+        let ((first, first_offset), (last, last_offset)) = (bound(entry)?, bound(entry + 1)?);
+        let documents = self.document_index.len();
+        if first > last || last >= documents || (first == last && last_offset < first_offset) {
+            return Err(GptIndexError::Inconsistent(format!(
+                "sample {entry} runs from document {first} offset {first_offset} to document {last} offset \
+                 {last_offset}, in a document index of {documents}"
+            )));
+        }
+        Ok((first..=last).map(move |at| {
+            let offset = if at == first { first_offset } else { 0 };
+            let sequence = self.document_index.get(at).ok_or_else(|| {
+                GptIndexError::Inconsistent(format!("document index entry {at} can no longer be read"))
+            })?;
+            Ok(Part {
+                sequence: u64::from(sequence),
+                offset,
+                length: (at == last).then(|| last_offset - offset + extra),
+            })
+        }))
+    }
+}
+
+fn reserve<T>(entries: u64, what: &'static str) -> Result<Vec<T>, GptIndexError> {
+    let too_large = || GptIndexError::TooLarge {
+        what,
+        entries: u128::from(entries),
+    };
+    let mut values = Vec::new();
+    values
+        .try_reserve_exact(usize::try_from(entries).map_err(|_| too_large())?)
+        .map_err(|_| too_large())?;
+    Ok(values)
+}
+
+/// Lays the sequences out for every epoch and shuffles them, the last epoch on its own if it is kept apart.
+fn build_document_index(
+    sequences: Range<u32>,
+    rule: &EpochRule,
+    random: &mut RandomState,
+) -> Result<Vec<u32>, GptIndexError> {
+    let per_epoch = sequences.len() as u64;
+    let entries = per_epoch
+        .checked_mul(rule.num_epochs)
+        .ok_or(GptIndexError::TooLarge {
+            what: "document index",
+            entries: u128::from(per_epoch) * u128::from(rule.num_epochs),
+        })?;
+    let mut documents = reserve(entries, "document index")?;
+    for _ in 0..rule.num_epochs {
+        documents.extend(sequences.clone());
+    }
+    let together = if rule.separate_final_epoch == Some(true) {
+        entries - per_epoch
+    } else {
+        entries
+    };
+    let (first, last) = documents.split_at_mut(together as usize);
+    random.shuffle(first);
+    random.shuffle(last);
+    Ok(documents)
+}
+
+/// Finds where each sample starts.
+///
+/// Sample `i` starts behind the token that ends sample `i - 1`; with the extra token it starts *at* that token. So
+/// entry `i > 0` is the document holding token `i * T - 1` (or `i * T`), which skips empty documents by itself.
+///
+/// `document_index` lists sequences in the order they are laid out; `num_samples` is [`EpochRule::num_samples`].
+///
+/// # Errors
+/// [`GptIndexError`] when the index cannot be held, or the partial last sample would end before a document starts.
+pub fn build_sample_index(
+    lengths: &[u32],
+    document_index: &[u32],
+    num_samples: u64,
+    spec: &GptIndexSpec,
+) -> Result<SampleIndex, GptIndexError> {
+    let widest = (document_index.len() as u64).max(lengths.iter().copied().max().unwrap_or(0).into());
+    if widest <= i32::MAX as u64 {
+        let mut entries = reserve::<[u32; 2]>(num_samples + 1, "sample index")?;
+        // Both fit: documents are counted in 31 bits here, and so is every length.
+        walk_samples(lengths, document_index, num_samples, spec, |d, o| {
+            entries.push([d as u32, o as u32])
+        })?;
+        Ok(SampleIndex::Narrow(SharedArray::new(entries)))
+    } else {
+        let mut entries = reserve::<[u64; 2]>(num_samples + 1, "sample index")?;
+        walk_samples(lengths, document_index, num_samples, spec, |d, o| {
+            entries.push([d, o])
+        })?;
+        Ok(SampleIndex::Wide(SharedArray::new(entries)))
+    }
+}
+
+fn walk_samples(
+    lengths: &[u32],
+    document_index: &[u32],
+    num_samples: u64,
+    spec: &GptIndexSpec,
+    mut emit: impl FnMut(u64, u64),
+) -> Result<(), GptIndexError> {
+    let seq = spec.sequence_length;
+    let before = u64::from(!spec.add_extra_token);
+    emit(0, 0);
+    let mut left = num_samples;
+    // Token that decides the next entry, counted from the first token of the current document.
+    let mut token = seq - before;
+    for (position, &document) in document_index.iter().enumerate() {
+        if left == 0 {
+            break;
+        }
+        let length = u64::from(lengths[document as usize]);
+        while token < length && left > 0 {
+            emit(position as u64, token + before);
+            left -= 1;
+            token += seq;
+        }
+        token = token.wrapping_sub(length);
+    }
+    if left > 0 {
+        // Only where the partial sequence is kept: what is left ends with the last document.
+        let (position, length) = match document_index.last() {
+            Some(&document) => (
+                document_index.len() as u64 - 1,
+                u64::from(lengths[document as usize]),
+            ),
+            None => return Err(GptIndexError::Negative("a split without sequences has samples")),
+        };
+        let Some(offset) = length.checked_sub(u64::from(spec.add_extra_token)) else {
+            return Err(GptIndexError::Negative(
+                "the partial last sample ends in an empty document, one token before its start",
+            ));
+        };
+        (0..left).for_each(|_| emit(position, offset));
+    }
+    Ok(())
+}
+
+/// Shuffles the samples, in two parts where the last epoch is kept apart.
+fn build_shuffle_index(
+    rule: &EpochRule,
+    num_samples: u64,
+    random: &mut RandomState,
+) -> Result<ShuffleIndex, GptIndexError> {
+    let first = rule
+        .samples_sans_final_epoch
+        .unwrap_or(num_samples)
+        .min(num_samples);
+    if num_samples < u64::from(u32::MAX) - 1 {
+        let mut samples = reserve::<u32>(num_samples, "shuffle index")?;
+        samples.extend(0..num_samples as u32);
+        let (a, b) = samples.split_at_mut(first as usize);
+        random.shuffle(a);
+        random.shuffle(b);
+        Ok(ShuffleIndex::Narrow(SharedArray::new(samples)))
+    } else {
+        let mut samples = reserve::<u64>(num_samples, "shuffle index")?;
+        samples.extend(0..num_samples);
+        let (a, b) = samples.split_at_mut(first as usize);
+        random.shuffle(a);
+        random.shuffle(b);
+        Ok(ShuffleIndex::Wide(SharedArray::new(samples)))
+    }
+}
