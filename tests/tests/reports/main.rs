@@ -1,1 +1,3 @@
 //! Tests made from what people report in public, named by report id; one module per subject.
+
+mod orders;
