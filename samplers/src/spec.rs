@@ -22,7 +22,7 @@ use crate::place::Geometry;
 use crate::rng::RngError;
 
 pub use fields::Fields;
-use fields::{Strict, hint, nearest};
+use fields::{Strict, nearest};
 pub use seed::Seed;
 
 /// Everything that decides an order besides the dataset and the [`Geometry`].
@@ -98,7 +98,7 @@ impl OrderSpec {
             let names: Vec<&str> = orders::REGISTRY.iter().map(|e| e.name).collect();
             SpecError::UnknownOrder {
                 name: name.to_string(),
-                hint: hint(nearest(&name.replace('_', "-"), &names).as_deref()),
+                hint: nearest(name, &names),
                 valid: names.join(", "),
             }
         })?;
@@ -238,7 +238,7 @@ pub enum SpecError {
     UnknownOrder {
         /// The name as given.
         name: String,
-        /// The nearest name, as a sentence, or nothing.
+        /// The nearest name, as the end of a sentence.
         hint: String,
         /// The names there are.
         valid: String,
@@ -250,7 +250,7 @@ pub enum SpecError {
         order: &'static str,
         /// The key as given.
         key: String,
-        /// The nearest key, as a sentence, or nothing.
+        /// The nearest key, as the end of a sentence.
         hint: String,
         /// The order's keys.
         valid: String,
@@ -264,7 +264,7 @@ pub enum SpecError {
         key: String,
         /// The orders that have it.
         owners: String,
-        /// The nearest key, as a sentence, or nothing.
+        /// The nearest key, as the end of a sentence.
         hint: String,
         /// The order's keys.
         valid: String,

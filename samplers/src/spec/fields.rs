@@ -96,7 +96,7 @@ impl Fields {
                 continue;
             }
             let valid: Vec<&str> = entry.options.iter().map(|o| o.key).collect();
-            let nearest = nearest(key, &valid);
+            let hint = nearest(key, &valid);
             let owners: Vec<&str> = orders::REGISTRY
                 .iter()
                 .filter(|e| e.option(key).is_some())
@@ -106,7 +106,7 @@ impl Fields {
                 SpecError::UnknownKey {
                     order: entry.name,
                     key: key.clone(),
-                    hint: hint(nearest.as_deref()),
+                    hint,
                     valid: valid.join(", "),
                 }
             } else {
@@ -114,7 +114,7 @@ impl Fields {
                     order: entry.name,
                     key: key.clone(),
                     owners: owners.join(", "),
-                    hint: hint(nearest.as_deref()),
+                    hint,
                     valid: valid.join(", "),
                 }
             });
@@ -174,21 +174,20 @@ impl Fields {
     }
 }
 
-/// The candidate most like `word`, `None` when nothing is like it.
-pub(crate) fn nearest(word: &str, candidates: &[&str]) -> Option<String> {
-    let score = |c: &str| strsim::jaro_winkler(&word.to_lowercase().replace('-', "_"), c);
-    candidates
+/// The candidate most like `word`, as the end of a sentence: a question when it is likely meant, else a plain hint.
+pub(crate) fn nearest(word: &str, candidates: &[&str]) -> String {
+    let score = |c: &str| strsim::jaro_winkler(&word.to_lowercase().replace('-', "_"), &c.replace('-', "_"));
+    // The first of equals wins, so the answer does not depend on anything but the table.
+    let best = candidates
         .iter()
         .map(|c| (score(c), *c))
-        .filter(|(s, _)| *s > 0.6)
-        // The first of equals wins, so the answer does not depend on anything but the table.
         .fold(None, |best: Option<(f64, &str)>, next| match best {
             Some(b) if b.0 >= next.0 => Some(b),
             _ => Some(next),
-        })
-        .map(|(_, c)| c.to_string())
-}
-
-pub(crate) fn hint(nearest: Option<&str>) -> String {
-    nearest.map_or(String::new(), |n| format!("; did you mean `{n}`?"))
+        });
+    match best {
+        Some((score, key)) if score > 0.7 => format!("; did you mean `{key}`?"),
+        Some((_, key)) => format!("; nearest here: `{key}`"),
+        None => String::new(),
+    }
 }

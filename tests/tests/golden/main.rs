@@ -2,6 +2,7 @@
 
 mod accelerate;
 mod case;
+mod fla_order;
 mod hf_dirs;
 mod hf_order;
 mod megatron_arithmetic;

@@ -134,7 +134,7 @@ fn v16_options_that_would_have_no_effect_are_errors() {
     );
     assert!(
         foreign.starts_with("`even_batches` is an option of hf-trainer,")
-            && foreign.contains("not of order `torch-distributed`")
+            && foreign.contains("not of order `torch-distributed`; nearest here: `")
             && foreign.contains("(its options: seed, shuffle, drop_last, set_epoch_called, dataset)"),
         "{foreign}"
     );
