@@ -8,20 +8,21 @@ use ceteris_tests::orders::{batches, dealt, epoch, geometry, order};
 use serde_json::{Value, json};
 
 fn build(spec: Value, n: u64, world_size: u64, micro_batch_size: u64) -> Arc<dyn Order> {
-    order(spec, n, geometry(world_size, micro_batch_size)).unwrap()
+    order(spec, n, geometry(world_size, micro_batch_size)).expect("the order builds")
 }
 
 /// Each rank's samples of an epoch in a row.
 fn per_rank(order: &Arc<dyn Order>, number: u64) -> Vec<Vec<u64>> {
-    let epoch = epoch(order, number).unwrap();
+    let epoch = epoch(order, number).expect("the epoch builds");
     (0..order.geometry().world_size)
         .map(|rank| batches(order, &epoch, rank).concat())
         .collect()
 }
 
 fn rows(steps: Value, n: u64) -> Vec<u64> {
-    let steps: Vec<DatasetStep> = serde_json::from_value(steps).unwrap();
-    dataset::apply(&steps, n).unwrap().iter().collect()
+    let steps: Vec<DatasetStep> = serde_json::from_value(steps).expect("the steps are steps");
+    let rows = dataset::apply(&steps, n).expect("the steps apply");
+    rows.iter().collect()
 }
 
 const V09_EPOCH_0: [u64; 22] = [
