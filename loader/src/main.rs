@@ -1,3 +1,7 @@
 //! `loader`: streams, prints and checks data orders.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ceteris_loader::cli::run(std::env::args_os())
+}

@@ -1,0 +1,157 @@
+//! The command line: one file a subcommand, one place where errors become text and exit codes.
+//!
+//! Exit codes: 0 done (or the reader of the output went away), 1 the comparison a command makes came out different,
+//! 2 an error. With a machine format stdout holds the data alone; header, notes, progress and summary go to stderr.
+
+mod check;
+mod config;
+mod data_args;
+mod failure;
+mod header;
+mod ids;
+mod order_args;
+mod orders;
+mod output;
+mod plan;
+mod progress;
+mod ranges;
+mod select_args;
+mod stream;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use config::Config;
+use failure::Failure;
+use output::Output;
+
+const CONFIG_HELP: &str =
+    "Options from a file, with sections data, order and run; flags win over it and say so";
+
+/// Examples shown by --help; the tests run every one of them from the root of the repository.
+pub const EXAMPLES: &[(&str, &str)] = &[
+    (
+        "The run that an FLA training job made of this dataset, fingerprinted",
+        "loader --order fla --cache-dir tests/data/shakespeare --seed 42 --world-size 8 --micro-batch-size 4 --seq-length 128",
+    ),
+    (
+        "What rank 3 got in its first five steps, as today's transformers Trainer deals it",
+        "loader --order hf-trainer --cache-dir tests/data/shakespeare --seed 42 --world-size 8 --micro-batch-size 4 \
+         --seq-length 128 --steps 0..5 --rank 3",
+    ),
+    (
+        "The same for a program: one JSON object for each micro-step and rank, with the tokens' SHA-256",
+        "loader --order fla --cache-dir tests/data/shakespeare --seed 42 --world-size 8 --micro-batch-size 4 --seq-length 128 \
+         --epoch 1 --steps 0..5 --emit sha256 --format jsonl",
+    ),
+    (
+        "An order without any dataset",
+        "loader ids --order torch-distributed --num-samples 10 --world-size 4 --seed 0 --epochs 3",
+    ),
+    ("Which order a run had", "loader orders"),
+];
+
+/// Replays the data order of other training stacks, bit for bit.
+///
+/// Without a subcommand it streams an order over a dataset: which rows and tokens each rank consumes at each step, and a
+/// fingerprint of the run. Two runs that print the same fingerprint consumed the same tokens in the same order.
+#[derive(Parser, Debug)]
+#[command(
+    name = "loader",
+    version,
+    max_term_width = 110,
+    args_conflicts_with_subcommands = true,
+    arg_required_else_help = true,
+    after_help = examples_text()
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    stream: stream::StreamArgs,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Prints an order without any dataset.
+    #[command(
+        after_help = "Example:\n  loader ids --order hf-trainer --num-samples 103 --world-size 2 --micro-batch-size 4 --seed 1"
+    )]
+    Ids(ids::IdsArgs),
+    /// Lists the orders: whose behaviour each is, who needs it, its options.
+    #[command(after_help = "Example:\n  loader orders hf-trainer")]
+    Orders(orders::OrdersArgs),
+}
+
+fn examples_text() -> String {
+    let mut text = String::from("Examples:\n");
+    for (what, command) in EXAMPLES {
+        text.push_str(&format!("  {what}:\n    {}\n", continued(command)));
+    }
+    text
+}
+
+/// A command line broken at its flags, as a shell takes it, so that help does not break it elsewhere.
+fn continued(command: &str) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for (i, part) in command.split(" --").enumerate() {
+        let part = if i == 0 {
+            part.to_string()
+        } else {
+            format!(" --{part}")
+        };
+        if column + part.len() > 80 {
+            text.push_str(" \\\n     ");
+            column = 0;
+        }
+        column += part.len();
+        text.push_str(&part);
+    }
+    text
+}
+
+/// Runs the command line `args` (the program's name first) and says how it went.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are asked for and go to stdout with code 0; a usage error is 2.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let mut out = Output::stdout();
+    let done = match &cli.command {
+        None => stream::run(&cli.stream, &mut out),
+        Some(Command::Ids(args)) => ids::run(args, &mut out),
+        Some(Command::Orders(args)) => orders::run(args, &mut out),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            out.discard();
+            ExitCode::from(failure.report("loader"))
+        }
+    }
+}
+
+fn read_config(path: Option<&Path>) -> Result<Config, Failure> {
+    Ok(path.map(Config::read).transpose()?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// An option of a new order must not take a flag that means something else.
+    #[test]
+    fn flags_are_unambiguous() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,272 @@
+//! The bare form: streams an order over a dataset, says what it is, and fingerprints what came out.
+//!
+//! Nothing reaches stdout before the input has been checked: with per-step output, or with --vocab-size, every row
+//! to be used is read once beforehand; a summary is held back until the stream has ended, unless stdout is a
+//! terminal.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ceteris_samplers::Order;
+use clap::Args;
+use serde_json::Value;
+
+use super::check::check_rows;
+use super::data_args::{DataArgs, OpenedData};
+use super::failure::{Failure, OrFix};
+use super::header::{EpochEnds, Sheet, count, describe_order, group};
+use super::order_args::OrderArgs;
+use super::output::Output as Stdout;
+use super::plan::Plan;
+use super::progress::{Progress, rate};
+use super::ranges::Ranks;
+use super::select_args::{Output, SelectArgs, eprint};
+use super::{CONFIG_HELP, read_config};
+use crate::emit::{Emit, Emitter, Layout, Record, emitter};
+use crate::fingerprint::{self, Fingerprint, RunFingerprint};
+use crate::pipeline::{
+    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, StopSignal,
+};
+use crate::source::Source;
+
+/// Flags of the bare form.
+#[derive(Args, Debug)]
+pub struct StreamArgs {
+    #[command(flatten)]
+    order: OrderArgs,
+    #[command(flatten)]
+    data: DataArgs,
+    #[command(flatten)]
+    select: SelectArgs,
+    /// Threads that assemble batches (default 8; 0 assembles in the main thread). Changes nothing but speed.
+    #[arg(long, value_name = "N", help_heading = "Speed")]
+    workers: Option<usize>,
+    /// Batches assembled ahead (default 16). Changes nothing but speed.
+    #[arg(long, value_name = "N", help_heading = "Speed")]
+    prefetch: Option<usize>,
+    #[arg(long, value_name = "FILE.yaml", help = CONFIG_HELP)]
+    config: Option<std::path::PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What to tell the user.
+pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
+    let mut config = read_config(args.config.as_deref())?;
+    let choice = args.order.resolve(&mut config)?;
+    let data = args.data.resolve(&mut config)?;
+    let output = args.select.output(&mut config, Emit::Summary)?;
+    let workers = config
+        .choose("run", "workers", args.workers)?
+        .unwrap_or(DEFAULT_WORKERS);
+    let prefetch = config
+        .choose("run", "prefetch", args.prefetch)?
+        .unwrap_or(DEFAULT_PREFETCH);
+    let seq_length = data.options.seq_length.ok_or_else(|| {
+        Failure::new("the length of a sample is not known").fix("give --seq-length T, the tokens of a row")
+    })?;
+
+    let OpenedData {
+        source,
+        mut sheet,
+        fingerprint,
+    } = data.open(output.quiet)?;
+    let order = choice.build(source.num_samples())?;
+    let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
+    let ranks = output
+        .ranks
+        .resolve(order.geometry().world_size)
+        .map_err(Failure::new)?;
+    describe_order(&mut sheet, &choice, &*order, &plan)?;
+    let layout = Layout {
+        micro_steps: plan.micro_steps(),
+        ranks: ranks.len() as u64,
+        micro_batch_size: order.geometry().micro_batch_size,
+        seq_length: seq_length as u64,
+    };
+    let mut emitter =
+        emitter(output.format, output.emit, layout).or_fix("use --format json, or another --emit")?;
+    if output.emit != Emit::Summary || data.options.vocab_size.is_some() {
+        check_rows(&*source, &*order, &plan, &ranks, seq_length, output.quiet)?;
+    }
+
+    output.start(&config.take_notes(), &order.spec().warnings(), &sheet);
+    emitter.begin(out, &sheet.json(), &sheet.text())?;
+    out.show()?;
+    let options = LoaderOptions {
+        workers,
+        prefetch,
+        ranks: pipeline::Ranks::Some(ranks.clone()),
+        pad_token: data
+            .options
+            .pad_id
+            .and_then(|id| i32::try_from(id).ok())
+            .unwrap_or(0),
+        fingerprints: true,
+        dataset_fingerprint: fingerprint,
+        start: plan.first,
+        epochs: Some(plan.last.0 + 1),
+        max_micro_steps: Some(plan.micro_steps()),
+        stop: Some(StopSignal::install()?),
+        ..LoaderOptions::new(seq_length)
+    };
+    let started = Instant::now();
+    let streamed = stream(out, &mut *emitter, source, &order, options, &plan, &output)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let sheet = summary(&streamed, &*order, &plan, &output.ranks, seq_length)?;
+    emitter.finish(out, &sheet.json(), &sheet.text())?;
+    out.flush()?;
+    output.end(&sheet.text());
+    if !output.quiet {
+        let tokens = streamed.tokens;
+        eprint(&format!(
+            "{} tokens in {seconds:.3} s, {}\n",
+            group(tokens),
+            rate(tokens as f64 / seconds)
+        ));
+    }
+    Ok(())
+}
+
+/// What came out of the loader.
+struct Streamed {
+    run: RunFingerprint,
+    tokens: u64,
+}
+
+fn stream(
+    out: &mut Stdout,
+    emitter: &mut dyn Emitter,
+    source: Arc<dyn Source>,
+    order: &Arc<dyn Order>,
+    options: LoaderOptions,
+    plan: &Plan,
+    output: &Output,
+) -> Result<Streamed, Failure> {
+    let ranks = match &options.ranks {
+        pipeline::Ranks::Some(ranks) => ranks.len() as u64,
+        pipeline::Ranks::All => order.geometry().world_size,
+    };
+    let per_micro_step = ranks * order.geometry().micro_batch_size * options.seq_length as u64;
+    let progress = Progress::tokens("streaming", plan.micro_steps() * per_micro_step, output.quiet);
+    let mut streamed = Streamed {
+        run: RunFingerprint::new(),
+        tokens: 0,
+    };
+    let mut loader = Loader::new(source, Arc::clone(order), options)?;
+    while let Some(batch) = loader.next_batch()? {
+        let step = batch.step();
+        for micro_batch in batch.micro_batches() {
+            let digests = digests_in_deal_order(&micro_batch);
+            for &(deal_index, digest) in &digests {
+                streamed.run.push(step.epoch, step.step, deal_index, digest);
+            }
+            streamed.tokens += (0..micro_batch.valid_rows)
+                .map(|slot| u64::from(micro_batch.lens[slot]))
+                .sum::<u64>();
+            if output.emit == Emit::Summary {
+                continue;
+            }
+            let rows = micro_batch.valid_rows;
+            let record = Record {
+                epoch: step.epoch,
+                micro_step: step.micro_step,
+                step: step.step,
+                global_micro_step: step.epoch * plan.per_epoch + step.micro_step,
+                rank: micro_batch.rank,
+                rows: &micro_batch.rows[..rows],
+                positions: &micro_batch.positions[..rows],
+                tokens: &micro_batch.tokens[..rows * micro_batch.seq_length],
+                fingerprint: Some(Fingerprint::combine(digests.iter().map(|&(_, digest)| digest))),
+            };
+            out.suspending(&progress, |out| emitter.record(out, &record))?;
+        }
+        progress.add(per_micro_step);
+    }
+    progress.finish();
+    streamed.run.close_step();
+    Ok(streamed)
+}
+
+/// Digests of a micro-batch's samples with their deal indices, ascending.
+fn digests_in_deal_order(micro_batch: &MicroBatch<'_>) -> Vec<(u64, Fingerprint)> {
+    let digests = micro_batch.fingerprints.unwrap_or_default().iter().copied();
+    let mut pairs: Vec<_> = micro_batch
+        .deal_indices
+        .iter()
+        .copied()
+        .zip(digests)
+        .take(micro_batch.valid_rows)
+        .collect();
+    pairs.sort_unstable_by_key(|&(deal_index, _)| deal_index);
+    pairs
+}
+
+fn summary(
+    streamed: &Streamed,
+    order: &dyn Order,
+    plan: &Plan,
+    ranks: &Ranks,
+    seq_length: usize,
+) -> Result<Sheet, Failure> {
+    let run = &streamed.run;
+    let mut sheet = Sheet::default();
+    let epochs = plan.epochs();
+    let which = if epochs.end - epochs.start == 1 {
+        format!("epoch {}", epochs.start)
+    } else {
+        format!("epochs {} to {}", epochs.start, epochs.end - 1)
+    };
+    let part = if plan.is_whole() { "" } else { "a part of " };
+    let of_ranks = match ranks {
+        Ranks::All => String::new(),
+        Ranks::Some(ranks) => format!(", rank {} only", super::header::some_of(ranks)),
+    };
+    sheet.line(
+        "streamed",
+        format!(
+            "{part}{which}{of_ranks}: {}, {}, {}",
+            count(run.steps(), "step"),
+            count(run.samples(), "sample"),
+            count(streamed.tokens, "token")
+        ),
+    );
+    let mut ends = Vec::new();
+    for epoch in epochs.clone() {
+        ends.push(EpochEnds::of(&order.epoch(epoch)?));
+    }
+    for line in ends.iter().skip(1).flat_map(EpochEnds::lines) {
+        sheet.line("", line);
+    }
+    sheet.line(
+        "fingerprint",
+        format!(
+            "{} (run, definition {})",
+            run.fingerprint(),
+            fingerprint::DEFINITION
+        ),
+    );
+    sheet.line("set", format!("{} (the same samples in any order)", run.set()));
+    sheet.entry("order", serde_json::to_value(order.spec())?);
+    sheet.entry("first_epoch", epochs.start);
+    sheet.entry("last_epoch", epochs.end - 1);
+    sheet.entry("micro_steps", plan.micro_steps());
+    sheet.entry("steps", run.steps());
+    sheet.entry("samples", run.samples());
+    sheet.entry("tokens", streamed.tokens);
+    sheet.entry("seq_length", seq_length as u64);
+    sheet.entry(
+        "ranks",
+        match ranks {
+            Ranks::All => Value::from("all"),
+            Ranks::Some(ranks) => Value::from(ranks.clone()),
+        },
+    );
+    sheet.entry("epochs", ends.iter().map(EpochEnds::json).collect::<Vec<_>>());
+    sheet.entry("fingerprint_definition", fingerprint::DEFINITION);
+    sheet.entry("fingerprint", run.fingerprint().to_string());
+    sheet.entry("set_fingerprint", run.set().to_string());
+    Ok(sheet)
+}
