@@ -1,0 +1,105 @@
+//! Every example of `--help` and of the README runs, and help, version and closed pipes behave.
+
+use std::io::Read;
+use std::process::Stdio;
+
+use super::{command, line, loader, root};
+
+#[test]
+fn every_example_of_help_runs() {
+    let words = |text: &str| {
+        text.replace("\\\n", " ")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let help = words(&line("--help").ok());
+    for (what, example) in ceteris_loader::cli::EXAMPLES {
+        assert!(help.contains(&words(example)), "--help shows: {example}");
+        let words = example
+            .strip_prefix("loader")
+            .unwrap_or_else(|| panic!("{example}: starts with the program"));
+        let output = line(words).ok();
+        assert!(!output.is_empty(), "{what}: {example}");
+    }
+}
+
+#[test]
+fn every_subcommand_has_help_with_an_example_that_runs() {
+    let help = line("--help").ok();
+    let commands = help
+        .split("Commands:")
+        .nth(1)
+        .and_then(|rest| rest.split("\n\n").next())
+        .expect("lists commands");
+    let names: Vec<&str> = commands
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .collect();
+    assert!(names.contains(&"ids") && names.contains(&"orders"), "{names:?}");
+    for name in names {
+        let help = loader([name, "--help"]).ok();
+        let example = help
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("loader "))
+            .unwrap_or_else(|| {
+                panic!("`loader {name} --help` shows no example: {help}");
+            });
+        assert!(!line(example).ok().is_empty(), "loader {example}");
+    }
+}
+
+#[test]
+fn no_arguments_is_a_usage_error_and_version_is_not() {
+    let ran = line("");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("Usage: loader"), "{}", ran.stderr);
+    assert!(line("--version").ok().starts_with("loader "));
+    let ran = line("--wold-size 3");
+    assert_eq!((ran.code, ran.text().as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("--world-size"), "{}", ran.stderr);
+}
+
+/// `loader … | head -n 1` ends quietly.
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child = command()
+        .args("ids --order sequential --num-samples 400000 --format jsonl".split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut first = [0u8; 10];
+    child
+        .stdout
+        .take()
+        .expect("piped")
+        .read_exact(&mut first)
+        .expect("some output");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(&first, b"{\"epoch\":0");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        !String::from_utf8_lossy(&output.stderr).contains("error"),
+        "no error about the pipe"
+    );
+}
+
+/// Below each `loader` command of the README stands what it prints.
+#[test]
+fn the_readme_shows_what_its_commands_print() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("README.md");
+    let mut commands = 0;
+    for (at, _) in readme.match_indices("--bin loader -- ") {
+        let (command, below) = readme[at..].split_once('\n').expect("a line");
+        let words = command.strip_prefix("--bin loader -- ").expect("as found");
+        let shown = below
+            .split("```\n")
+            .nth(1)
+            .unwrap_or_else(|| panic!("no output is shown below: {words}"));
+        assert_eq!(shown, line(words).ok(), "{words}");
+        commands += 1;
+    }
+    assert!(commands > 0, "the README shows no loader command");
+}
