@@ -4,6 +4,7 @@ pub mod cli;
 pub mod collate;
 pub mod emit;
 pub mod fingerprint;
+pub mod index;
 pub mod order_file;
 pub mod pipeline;
 pub mod source;

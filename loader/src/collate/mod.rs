@@ -4,6 +4,7 @@
 //! error; each collator therefore says where its shift happens ([`LabelShift`]). One file a collator.
 
 mod hf;
+mod megatron;
 mod row;
 mod shim;
 mod tokens_only;
@@ -13,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use hf::HfCollator;
+pub use megatron::MegatronCollator;
 pub use row::{DocumentStarts, Outputs, RowOut};
 pub use shim::{EodMask, ShimCollator};
 pub use tokens_only::TokensOnly;

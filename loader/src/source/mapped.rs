@@ -87,6 +87,11 @@ impl MappedFile {
         })
     }
 
+    /// Length in bytes at open.
+    pub(crate) fn len(&self) -> u64 {
+        self.stamp.len
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -10,8 +10,7 @@
 //! shuffle happens inside each dataset only. A dataset's share is exact to about one sample, never random.
 //! Memory: 6 bytes a draw (10 from 2^32 draws on). Time: draws x datasets.
 
-use crate::permute::Permutation;
-
+use super::index_array::{Indices, SharedArray};
 use super::split::Split;
 
 /// Most datasets a blend may hold: the dataset index is 16 bits wide, and Megatron asserts fewer than 32767.
@@ -349,10 +348,10 @@ impl Race {
 }
 
 /// The draws of a blend.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct BlendIndex {
-    dataset_index: Vec<i16>,
-    dataset_sample_index: Permutation,
+    dataset_index: SharedArray<i16>,
+    dataset_sample_index: Indices,
     counts: Vec<u64>,
 }
 
@@ -377,14 +376,31 @@ impl BlendIndex {
             let mut samples = Vec::new();
             samples.try_reserve_exact(n).map_err(|_| too_large())?;
             samples.extend((0..size).map(|i| step(i, &mut dataset_index)));
-            Permutation::Wide(samples)
+            Indices::Wide(SharedArray::new(samples))
         } else {
             let mut samples = Vec::new();
             samples.try_reserve_exact(n).map_err(|_| too_large())?;
             samples.extend((0..size).map(|i| step(i, &mut dataset_index) as u32));
-            Permutation::Narrow(samples)
+            Indices::Narrow(SharedArray::new(samples))
         };
         Ok(BlendIndex {
+            dataset_index: SharedArray::new(dataset_index),
+            dataset_sample_index,
+            counts,
+        })
+    }
+
+    /// Puts a blend together that was built before. `counts` are the draws from each dataset.
+    ///
+    /// Returns `None` when the arrays differ in length or the counts do not add up to it. Entries are not read.
+    pub fn from_parts(
+        dataset_index: SharedArray<i16>,
+        dataset_sample_index: Indices,
+        counts: Vec<u64>,
+    ) -> Option<Self> {
+        let draws = dataset_index.len();
+        let total = counts.iter().try_fold(0u64, |sum, &n| sum.checked_add(n))?;
+        (dataset_sample_index.len() == draws && total == draws).then_some(BlendIndex {
             dataset_index,
             dataset_sample_index,
             counts,
@@ -393,7 +409,7 @@ impl BlendIndex {
 
     /// Draws of the blend.
     pub fn len(&self) -> u64 {
-        self.dataset_index.len() as u64
+        self.dataset_index.len()
     }
 
     /// True when the blend draws nothing.
@@ -403,17 +419,17 @@ impl BlendIndex {
 
     /// Dataset of draw `i` and the sample asked of it, `None` past the end.
     pub fn get(&self, i: u64) -> Option<(usize, u64)> {
-        let dataset = *self.dataset_index.get(usize::try_from(i).ok()?)?;
-        Some((dataset as usize, self.dataset_sample_index.get(i)?))
+        let dataset = usize::try_from(self.dataset_index.get(i)?).ok()?;
+        Some((dataset, self.dataset_sample_index.get(i)?))
     }
 
     /// Dataset of every draw (Megatron's `dataset_index`, int16).
-    pub fn dataset_index(&self) -> &[i16] {
+    pub fn dataset_index(&self) -> &SharedArray<i16> {
         &self.dataset_index
     }
 
     /// Sample within its dataset of every draw (Megatron's `dataset_sample_index`, int64).
-    pub fn dataset_sample_index(&self) -> &Permutation {
+    pub fn dataset_sample_index(&self) -> &Indices {
         &self.dataset_sample_index
     }
 
@@ -451,7 +467,7 @@ mod tests {
     use super::*;
 
     fn order(index: &BlendIndex) -> Vec<i16> {
-        index.dataset_index().to_vec()
+        index.dataset_index().as_slice().unwrap().to_vec()
     }
 
     #[test]
@@ -490,7 +506,7 @@ mod tests {
         .build()
         .unwrap();
         let mut drawn = vec![0i64; weights.len()];
-        for (i, &got) in index.dataset_index().iter().enumerate() {
+        for (i, &got) in index.dataset_index().as_slice().unwrap().iter().enumerate() {
             let at = (i as f64).max(1.0);
             let mut best = (0, weights[0] * at - drawn[0] as f64);
             for d in 1..weights.len() {

@@ -12,89 +12,13 @@
 //! another comes once. "Documents" are stored sequences. Asking for more samples changes the order of all of them.
 //! Memory: 4 bytes a document and epoch, 12 bytes a sample (16 + 8 where an index leaves 32 bits).
 
-use std::fmt;
-use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::ops::Range;
 
 use crate::rng::RngError;
 use crate::rng::numpy::RandomState;
 
-/// Values of an index, wherever they lie.
-pub trait IndexArray<T>: Send + Sync {
-    /// Number of values.
-    fn len(&self) -> u64;
-    /// True without a value.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Value `i`; `None` past the end, or when a file under it can no longer be read.
-    fn get(&self, i: u64) -> Option<T>;
-    /// All values, where they lie in memory.
-    fn as_slice(&self) -> Option<&[T]> {
-        None
-    }
-}
-
-impl<T: Copy + Send + Sync> IndexArray<T> for Vec<T> {
-    fn len(&self) -> u64 {
-        Vec::len(self) as u64
-    }
-
-    fn get(&self, i: u64) -> Option<T> {
-        self.as_slice().get(usize::try_from(i).ok()?).copied()
-    }
-
-    fn as_slice(&self) -> Option<&[T]> {
-        Some(self)
-    }
-}
-
-/// An [`IndexArray`] that is either built in memory or lies in a mapped file; cloning shares it.
-pub struct SharedArray<T>(Arc<dyn IndexArray<T>>);
-
-impl<T> SharedArray<T> {
-    /// Shares an array.
-    pub fn new(array: impl IndexArray<T> + 'static) -> Self {
-        SharedArray(Arc::new(array))
-    }
-}
-
-impl<T> Clone for SharedArray<T> {
-    fn clone(&self) -> Self {
-        SharedArray(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Deref for SharedArray<T> {
-    type Target = dyn IndexArray<T>;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.0
-    }
-}
-
-impl<T> fmt::Debug for SharedArray<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{} values]", self.len())
-    }
-}
-
-/// What decides the indices, besides the sequence lengths.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GptIndexSpec {
-    /// Tokens of one sample, without the extra one.
-    pub sequence_length: u64,
-    /// Draw one token more than `sequence_length`, shared with the next sample, so that labels need no padding
-    /// (`add_extra_token_to_sequence`).
-    pub add_extra_token: bool,
-    /// Seed of the numpy `RandomState`, 0 to 2^32 - 1.
-    pub random_seed: u64,
-    /// Samples wanted at least; `None` is one epoch.
-    pub num_samples: Option<u64>,
-    /// Drop the tokens after the last whole sample. Only the valid split may keep them
-    /// (`drop_last_partial_validation_sequence`).
-    pub drop_last_partial_sequence: bool,
-}
+use super::index_array::{Indices, SharedArray};
+use super::megatron_epochs::{EpochRule, GptIndexSpec};
 
 /// Why indices cannot be built or read. Megatron-Core asserts, loops forever or writes out of bounds in these cases.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -201,141 +125,6 @@ impl SampleIndex {
     }
 }
 
-/// Order of the samples.
-#[derive(Clone, Debug)]
-pub enum ShuffleIndex {
-    /// 32-bit entries, as Megatron stores them below 2^32 - 2 samples.
-    Narrow(SharedArray<u32>),
-    /// 64-bit entries.
-    Wide(SharedArray<u64>),
-}
-
-impl ShuffleIndex {
-    /// Number of samples.
-    pub fn len(&self) -> u64 {
-        match self {
-            ShuffleIndex::Narrow(v) => v.len(),
-            ShuffleIndex::Wide(v) => v.len(),
-        }
-    }
-
-    /// True when there is no sample.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Entry `i`, `None` past the end.
-    pub fn get(&self, i: u64) -> Option<u64> {
-        match self {
-            ShuffleIndex::Narrow(v) => v.get(i).map(u64::from),
-            ShuffleIndex::Wide(v) => v.get(i),
-        }
-    }
-}
-
-/// Which rule was applied to the epochs; printed by reports and headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EpochRule {
-    /// Epochs laid out.
-    pub num_epochs: u64,
-    /// Tokens of one epoch.
-    pub tokens_per_epoch: u64,
-    /// With more than one epoch: is the last one shuffled on its own?
-    pub separate_final_epoch: Option<bool>,
-    /// Samples before the last epoch where it is kept apart.
-    pub samples_sans_final_epoch: Option<u64>,
-}
-
-impl EpochRule {
-    /// Applies Megatron's rule to a split of `tokens_per_epoch` tokens in `num_sequences` sequences.
-    ///
-    /// # Errors
-    /// [`GptIndexError`] where Megatron asserts or never returns.
-    pub fn new(
-        tokens_per_epoch: u64,
-        num_sequences: u64,
-        spec: &GptIndexSpec,
-    ) -> Result<Self, GptIndexError> {
-        if spec.sequence_length == 0 || spec.sequence_length >= i32::MAX as u64 {
-            return Err(GptIndexError::SequenceLength(spec.sequence_length));
-        }
-        let extra = u64::from(spec.add_extra_token);
-        let rule = |num_epochs| EpochRule {
-            num_epochs,
-            tokens_per_epoch,
-            separate_final_epoch: None,
-            samples_sans_final_epoch: None,
-        };
-        let Some(num_samples) = spec.num_samples else {
-            return Ok(rule(1));
-        };
-        let too_many = |epochs| GptIndexError::TooManyEpochs {
-            num_samples,
-            sequence_length: spec.sequence_length,
-            epochs,
-            tokens_per_epoch,
-        };
-        let requested = num_samples
-            .checked_mul(spec.sequence_length)
-            .and_then(|t| t.checked_add(extra))
-            .filter(|&t| t <= i64::MAX as u64)
-            .ok_or_else(|| too_many(u64::MAX))?;
-        if tokens_per_epoch == 0 && requested > 0 {
-            return Err(GptIndexError::NoTokens {
-                num_samples,
-                num_sequences,
-            });
-        }
-        let num_epochs = requested.div_ceil(tokens_per_epoch.max(1)).max(1);
-        if num_epochs > i32::MAX as u64
-            || num_epochs
-                .checked_mul(tokens_per_epoch)
-                .is_none_or(|t| t > i64::MAX as u64)
-        {
-            return Err(too_many(num_epochs));
-        }
-        if num_epochs == 1 {
-            return Ok(rule(1));
-        }
-        // All three fit i64: tokens of all epochs do.
-        let whole_samples =
-            |tokens: u64| (tokens as i64 - extra as i64).div_euclid(spec.sequence_length as i64);
-        let sans_final = whole_samples((num_epochs - 1) * tokens_per_epoch);
-        let from_final_epoch = num_samples as i64 - sans_final;
-        let per_epoch = whole_samples(tokens_per_epoch);
-        if from_final_epoch < 0 || from_final_epoch > per_epoch + 1 {
-            return Err(GptIndexError::FinalEpoch {
-                from_final_epoch,
-                per_epoch,
-            });
-        }
-        let separate = from_final_epoch < (0.80 * per_epoch as f64) as i64;
-        Ok(EpochRule {
-            separate_final_epoch: Some(separate),
-            samples_sans_final_epoch: separate.then_some(sans_final as u64),
-            ..rule(num_epochs)
-        })
-    }
-
-    /// Samples that come out: more than were asked for, all that the epochs hold.
-    ///
-    /// Where the last partial sequence is kept, the number goes through a 32-bit float, as in the original, and may
-    /// be off by some samples either way above 2^24 tokens.
-    ///
-    /// # Errors
-    /// [`GptIndexError::Negative`] for an empty split at sequence length 1, where the original writes out of bounds.
-    pub fn num_samples(&self, spec: &GptIndexSpec) -> Result<u64, GptIndexError> {
-        let tokens = (self.num_epochs * self.tokens_per_epoch) as i64 - i64::from(spec.add_extra_token);
-        let samples = if spec.drop_last_partial_sequence {
-            tokens / spec.sequence_length as i64
-        } else {
-            (tokens as f32 / spec.sequence_length as f32).ceil() as i64
-        };
-        u64::try_from(samples)
-            .map_err(|_| GptIndexError::Negative("a split without tokens has a negative number of samples"))
-    }
-}
-
 /// One stretch of a stored sequence that a sample is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -357,7 +146,7 @@ pub struct GptIndex {
     /// Where each sample starts.
     pub sample_index: SampleIndex,
     /// Order of the samples.
-    pub shuffle_index: ShuffleIndex,
+    pub shuffle_index: Indices,
 }
 
 impl GptIndex {
@@ -572,7 +361,7 @@ fn build_shuffle_index(
     rule: &EpochRule,
     num_samples: u64,
     random: &mut RandomState,
-) -> Result<ShuffleIndex, GptIndexError> {
+) -> Result<Indices, GptIndexError> {
     let first = rule
         .samples_sans_final_epoch
         .unwrap_or(num_samples)
@@ -583,13 +372,13 @@ fn build_shuffle_index(
         let (a, b) = samples.split_at_mut(first as usize);
         random.shuffle(a);
         random.shuffle(b);
-        Ok(ShuffleIndex::Narrow(SharedArray::new(samples)))
+        Ok(Indices::Narrow(SharedArray::new(samples)))
     } else {
         let mut samples = reserve::<u64>(num_samples, "shuffle index")?;
         samples.extend(0..num_samples);
         let (a, b) = samples.split_at_mut(first as usize);
         random.shuffle(a);
         random.shuffle(b);
-        Ok(ShuffleIndex::Wide(SharedArray::new(samples)))
+        Ok(Indices::Wide(SharedArray::new(samples)))
     }
 }

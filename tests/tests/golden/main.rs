@@ -6,6 +6,7 @@ mod fla_order;
 mod hf_dirs;
 mod hf_order;
 mod megatron_arithmetic;
+mod megatron_data;
 mod numpy_rng;
 mod torch_rng;
 mod torch_samplers;

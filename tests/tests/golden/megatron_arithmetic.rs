@@ -1,7 +1,8 @@
 //! Megatron's pure arithmetic: split bounds, blending, the sample index alone, pretraining samplers.
 
 use ceteris_samplers::orders::blend::{Shares, normalize};
-use ceteris_samplers::orders::megatron_index::{EpochRule, GptIndexSpec, SampleIndex, build_sample_index};
+use ceteris_samplers::orders::megatron_epochs::{EpochRule, GptIndexSpec};
+use ceteris_samplers::orders::megatron_index::{SampleIndex, build_sample_index};
 use ceteris_samplers::orders::megatron_sampler::{PretrainingSampler, RandomSampler};
 use ceteris_samplers::orders::split::{Split, SplitMatrix};
 use ceteris_samplers::rng::numpy::RandomState;
@@ -88,7 +89,7 @@ fn blending() {
             &case["dataset_index"],
             "int16",
             &[size],
-            blend.dataset_index().iter().map(|&d| d as u64),
+            (0..size).map(|i| blend.dataset_index().get(i).map_or(u64::MAX, |d| d as u64)),
         )?;
         check_array(
             "dataset_sample_index",
