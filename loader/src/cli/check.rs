@@ -6,11 +6,12 @@ use ceteris_samplers::{Order, Place};
 use rayon::prelude::*;
 
 use super::failure::Failure;
+use super::plan::Plan;
 use super::progress::Progress;
 use crate::source::Source;
 
-/// Rows of one parallel task.
-const ROWS_A_TASK: usize = 256;
+/// 64-bit words of marks, one bit a row, that one parallel task reads.
+const WORDS_A_TASK: usize = 4;
 
 /// Which samples, one bit each.
 struct Marks(Vec<AtomicU64>);
@@ -26,59 +27,67 @@ impl Marks {
         }
     }
 
-    fn list(&self) -> Vec<u64> {
-        let words = self
-            .0
+    fn count(&self) -> u64 {
+        self.0
             .iter()
-            .enumerate()
-            .map(|(i, word)| (i as u64 * 64, word.load(Ordering::Relaxed)));
-        words
-            .flat_map(|(base, word)| {
-                (0..64)
-                    .filter(move |bit| word >> bit & 1 == 1)
-                    .map(move |bit| base + bit)
-            })
-            .collect()
+            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
+            .sum()
+    }
+
+    /// Marked samples of the words from `first` on, ascending.
+    fn of_words(first: usize, words: &[AtomicU64]) -> impl Iterator<Item = u64> {
+        words.iter().enumerate().flat_map(move |(i, word)| {
+            let (base, word) = ((first + i) as u64 * 64, word.load(Ordering::Relaxed));
+            (0..64)
+                .filter(move |bit| word >> bit & 1 == 1)
+                .map(move |bit| base + bit)
+        })
     }
 }
 
-/// Reads the rows in parallel, in the sequence they lie on disk; the error is that of the first bad row.
+/// Reads the rows in parallel, in the sequence they are stored; the error is that of the first bad row.
 ///
 /// # Errors
 /// What is wrong with the first bad row.
 pub fn check_rows(
     source: &dyn Source,
     order: &dyn Order,
-    plan: &super::plan::Plan,
+    plan: &Plan,
     ranks: &[u64],
     seq_length: usize,
     quiet: bool,
 ) -> Result<(), Failure> {
     let marks = Marks::new(source.num_samples());
+    let micro_batch_size = order.geometry().micro_batch_size;
     for epoch in plan.epochs() {
         let index = order.epoch(epoch)?;
         plan.micro_steps_of(epoch).into_par_iter().for_each(|micro_step| {
-            for &rank in ranks {
-                for slot in 0..order.geometry().micro_batch_size {
-                    if let Some(sample) = index.sample(Place {
-                        micro_step,
-                        rank,
-                        slot,
-                    }) {
-                        marks.set(sample);
-                    }
+            let slots = ranks
+                .iter()
+                .flat_map(|&rank| (0..micro_batch_size).map(move |slot| (rank, slot)));
+            for (rank, slot) in slots {
+                if let Some(sample) = index.sample(Place {
+                    micro_step,
+                    rank,
+                    slot,
+                }) {
+                    marks.set(sample);
                 }
             }
         });
+        if marks.count() == source.num_samples() {
+            break;
+        }
     }
-    let samples = marks.list();
-    let progress = Progress::tokens("checking rows", samples.len() as u64 * seq_length as u64, quiet);
-    let first_bad = samples.par_chunks(ROWS_A_TASK).find_map_first(|samples| {
-        let mut row = vec![0; seq_length];
-        let error = samples
-            .iter()
-            .find_map(|&sample| source.read(sample, &mut row).err());
-        progress.add((samples.len() * seq_length) as u64);
+    let progress = Progress::tokens("checking rows", marks.count() * seq_length as u64, quiet);
+    let tasks = marks.0.par_chunks(WORDS_A_TASK).enumerate();
+    let first_bad = tasks.find_map_first(|(task, words)| {
+        let (mut row, mut read) = (vec![0; seq_length], 0);
+        let error = Marks::of_words(task * WORDS_A_TASK, words).find_map(|sample| {
+            read += seq_length as u64;
+            source.read(sample, &mut row).err()
+        });
+        progress.add(read);
         error
     });
     progress.finish();
@@ -98,7 +107,8 @@ mod tests {
         for sample in [129, 0, 64, 0, 63] {
             marks.set(sample);
         }
-        assert_eq!(marks.list(), [0, 63, 64, 129]);
-        assert_eq!(Marks::new(0).list(), [0u64; 0]);
+        assert_eq!(Marks::of_words(0, &marks.0).collect::<Vec<_>>(), [0, 63, 64, 129]);
+        assert_eq!(Marks::of_words(1, &marks.0[1..]).collect::<Vec<_>>(), [64, 129]);
+        assert_eq!((marks.count(), Marks::new(0).count()), (4, 0));
     }
 }

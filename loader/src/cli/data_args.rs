@@ -31,7 +31,8 @@ pub struct DataArgs {
     /// those in a folder; like load_from_disk, nothing applies them unasked.
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     indices: Option<PathBuf>,
-    /// Tokens of a sample; rows of another length are refused unless --on-ragged or --truncate say otherwise.
+    /// Tokens of a sample (default: the rows' own length, if all have the same). Rows of another length are refused
+    /// unless --on-ragged or --truncate say otherwise.
     #[arg(long, value_name = "T", help_heading = "Data")]
     seq_length: Option<usize>,
     /// What to do with rows of another length: error (the default), drop (leave them out and number the others anew)
@@ -144,6 +145,8 @@ pub struct OpenedData {
     pub sheet: Sheet,
     /// Content fingerprint of its files.
     pub fingerprint: String,
+    /// Tokens of a sample: as asked for, else the common length of all rows.
+    pub seq_length: Option<usize>,
 }
 
 impl DataChoice {
@@ -166,6 +169,7 @@ impl DataChoice {
         bar.finish();
         let sheet = describe(&source, &fingerprint.hash);
         Ok(OpenedData {
+            seq_length: source.sample_length(),
             source: Arc::new(source),
             sheet,
             fingerprint: fingerprint.hash,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar; nothing when stderr is not a terminal.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Progress {
     bar: ProgressBar,
 }

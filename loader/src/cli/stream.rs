@@ -21,14 +21,13 @@ use super::output::Output as Stdout;
 use super::plan::Plan;
 use super::progress::{Progress, rate};
 use super::ranges::Ranks;
-use super::select_args::{Output, SelectArgs, eprint};
+use super::select_args::{SelectArgs, eprint};
 use super::{CONFIG_HELP, read_config};
 use crate::emit::{Emit, Emitter, Layout, Record, emitter};
 use crate::fingerprint::{self, Fingerprint, RunFingerprint};
 use crate::pipeline::{
-    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, StopSignal,
+    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, NoticeSink, StopSignal,
 };
-use crate::source::Source;
 
 /// Flags of the bare form.
 #[derive(Args, Debug)]
@@ -64,15 +63,17 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
     let prefetch = config
         .choose("run", "prefetch", args.prefetch)?
         .unwrap_or(DEFAULT_PREFETCH);
-    let seq_length = data.options.seq_length.ok_or_else(|| {
-        Failure::new("the length of a sample is not known").fix("give --seq-length T, the tokens of a row")
-    })?;
 
     let OpenedData {
         source,
         mut sheet,
         fingerprint,
+        seq_length,
     } = data.open(output.quiet)?;
+    let seq_length = seq_length.ok_or_else(|| {
+        Failure::new("rows differ in length, and the length of a sample is not given")
+            .fix("give --seq-length T, and with --on-ragged what to do with other rows")
+    })?;
     let order = choice.build(source.num_samples())?;
     let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
     let ranks = output
@@ -95,6 +96,8 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
     output.start(&config.take_notes(), &order.spec().warnings(), &sheet);
     emitter.begin(out, &sheet.json(), &sheet.text())?;
     out.show()?;
+    let per_micro_step = layout.ranks * layout.micro_batch_size * layout.seq_length;
+    let progress = Progress::tokens("streaming", plan.micro_steps() * per_micro_step, output.quiet);
     let options = LoaderOptions {
         workers,
         prefetch,
@@ -110,10 +113,13 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         epochs: Some(plan.last.0 + 1),
         max_micro_steps: Some(plan.micro_steps()),
         stop: Some(StopSignal::install()?),
+        notices: notices(&progress, output.quiet),
         ..LoaderOptions::new(seq_length)
     };
     let started = Instant::now();
-    let streamed = stream(out, &mut *emitter, source, &order, options, &plan, &output)?;
+    let loader = Loader::new(source, Arc::clone(&order), options)?;
+    let streamed = stream(out, &mut *emitter, loader, &plan, output.emit, &progress)?;
+    progress.finish();
     let seconds = started.elapsed().as_secs_f64();
     let sheet = summary(&streamed, &*order, &plan, &output.ranks, seq_length)?;
     emitter.finish(out, &sheet.json(), &sheet.text())?;
@@ -134,30 +140,39 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
 struct Streamed {
     run: RunFingerprint,
     tokens: u64,
+    ends: Vec<EpochEnds>,
+}
+
+/// Stall lines and other notices of the loader, on stderr beside the progress bar.
+fn notices(progress: &Progress, quiet: bool) -> NoticeSink {
+    let progress = progress.clone();
+    NoticeSink::new(move |notice| {
+        if !quiet {
+            progress.suspend(|| eprint(&format!("note: {notice}\n")));
+        }
+    })
 }
 
 fn stream(
     out: &mut Stdout,
     emitter: &mut dyn Emitter,
-    source: Arc<dyn Source>,
-    order: &Arc<dyn Order>,
-    options: LoaderOptions,
+    mut loader: Loader,
     plan: &Plan,
-    output: &Output,
+    emit: Emit,
+    progress: &Progress,
 ) -> Result<Streamed, Failure> {
-    let ranks = match &options.ranks {
-        pipeline::Ranks::Some(ranks) => ranks.len() as u64,
-        pipeline::Ranks::All => order.geometry().world_size,
-    };
-    let per_micro_step = ranks * order.geometry().micro_batch_size * options.seq_length as u64;
-    let progress = Progress::tokens("streaming", plan.micro_steps() * per_micro_step, output.quiet);
+    let order = Arc::clone(loader.order());
     let mut streamed = Streamed {
         run: RunFingerprint::new(),
         tokens: 0,
+        ends: Vec::new(),
     };
-    let mut loader = Loader::new(source, Arc::clone(order), options)?;
+    let mut epochs = plan.epochs();
     while let Some(batch) = loader.next_batch()? {
         let step = batch.step();
+        if epochs.start <= step.epoch && epochs.next().is_some() {
+            streamed.ends.push(EpochEnds::of(&order.epoch(step.epoch)?));
+        }
         for micro_batch in batch.micro_batches() {
             let digests = digests_in_deal_order(&micro_batch);
             for &(deal_index, digest) in &digests {
@@ -166,7 +181,7 @@ fn stream(
             streamed.tokens += (0..micro_batch.valid_rows)
                 .map(|slot| u64::from(micro_batch.lens[slot]))
                 .sum::<u64>();
-            if output.emit == Emit::Summary {
+            if emit == Emit::Summary {
                 continue;
             }
             let rows = micro_batch.valid_rows;
@@ -181,11 +196,10 @@ fn stream(
                 tokens: &micro_batch.tokens[..rows * micro_batch.seq_length],
                 fingerprint: Some(Fingerprint::combine(digests.iter().map(|&(_, digest)| digest))),
             };
-            out.suspending(&progress, |out| emitter.record(out, &record))?;
+            out.suspending(progress, |out| emitter.record(out, &record))?;
         }
-        progress.add(per_micro_step);
+        progress.add(batch.shape().tokens() as u64);
     }
-    progress.finish();
     streamed.run.close_step();
     Ok(streamed)
 }
@@ -233,11 +247,7 @@ fn summary(
             count(streamed.tokens, "token")
         ),
     );
-    let mut ends = Vec::new();
-    for epoch in epochs.clone() {
-        ends.push(EpochEnds::of(&order.epoch(epoch)?));
-    }
-    for line in ends.iter().skip(1).flat_map(EpochEnds::lines) {
+    for line in streamed.ends.iter().skip(1).flat_map(EpochEnds::lines) {
         sheet.line("", line);
     }
     sheet.line(
@@ -264,7 +274,10 @@ fn summary(
             Ranks::Some(ranks) => Value::from(ranks.clone()),
         },
     );
-    sheet.entry("epochs", ends.iter().map(EpochEnds::json).collect::<Vec<_>>());
+    sheet.entry(
+        "epochs",
+        streamed.ends.iter().map(EpochEnds::json).collect::<Vec<_>>(),
+    );
     sheet.entry("fingerprint_definition", fingerprint::DEFINITION);
     sheet.entry("fingerprint", run.fingerprint().to_string());
     sheet.entry("set_fingerprint", run.set().to_string());

@@ -107,10 +107,9 @@ fn no_dataset_no_order_no_length() {
         &line(&format!("--cache-dir {SHAKESPEARE} --seq-length 8")).refused(),
         &["no order is named", "--order"],
     );
-    assert_names(
-        &line(&format!("--order fla --seed 1 --cache-dir {SHAKESPEARE}")).refused(),
-        &["--seq-length"],
-    );
+    let ragged = "tests/golden/hf/ragged_list_int32_4shards";
+    let error = line(&format!("--order fla --seed 1 --cache-dir {ragged}")).refused();
+    assert_names(&error, &["rows differ in length", "--seq-length"]);
     assert_names(&line("ids --order fla --seed 1").refused(), &["--num-samples"]);
     assert_names(
         &line("--order flo --seed 1").refused(),

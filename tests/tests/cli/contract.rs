@@ -169,6 +169,46 @@ fn the_fingerprint_does_not_depend_on_storage() {
     );
 }
 
+/// `npy` holds what `jsonl` holds, in its documented shape.
+#[test]
+fn an_array_of_tokens_holds_the_same_tokens() {
+    let words = "--world-size 8 --steps 81..83 --emit tokens";
+    let lines = shakespeare(&format!("{words} --format jsonl")).json_lines();
+    let array = shakespeare(&format!("{words} --format npy")).stdout;
+    let header = String::from_utf8_lossy(&array[10..128]).into_owned();
+    assert!(
+        header.contains("'<i4'") && header.contains("(2, 8, 4, 128"),
+        "{header}"
+    );
+    let values = array[128..]
+        .chunks_exact(4)
+        .map(|b| i64::from(i32::from_le_bytes(b.try_into().expect("four bytes"))));
+    let listed = lines.iter().flat_map(|line| {
+        let rows = line["tokens"].as_array().expect("tokens");
+        let tokens = rows
+            .iter()
+            .flat_map(|row| row.as_array().expect("a row"))
+            .map(|t| t.as_i64().expect("an id"));
+        tokens.chain(std::iter::repeat(-1)).take(4 * 128)
+    });
+    assert!(
+        values.eq(listed),
+        "81 is full, 82 has two rows on some ranks and one on others"
+    );
+}
+
+/// Rows that all have one length need no --seq-length.
+#[test]
+fn the_length_of_rows_is_known_where_they_agree() {
+    let words =
+        format!("--order sequential --cache-dir {SHAKESPEARE} --steps 0..2 --emit sha256 --format jsonl");
+    let short = super::line(&words).json_lines();
+    assert_eq!(
+        short,
+        super::line(&format!("{words} --seq-length 128")).json_lines()
+    );
+}
+
 /// The epoch's end repeats two samples here: the summary names them for each epoch.
 #[test]
 fn what_padding_repeats_is_named() {

@@ -86,6 +86,28 @@ fn a_closed_pipe_is_no_error() {
     );
 }
 
+/// Ctrl-C ends a long stream in order: a message, no half-written output.
+#[test]
+fn an_interrupt_ends_the_stream_with_a_message() {
+    let words = "--order fla --seed 1 --cache-dir tests/data/shakespeare --epochs 1000000 --workers 1";
+    let child = command()
+        .args(words.split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let id = child.id().to_string();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let kill = std::process::Command::new("kill")
+        .args(["-INT", &id])
+        .status()
+        .expect("kill runs");
+    assert!(kill.success(), "the stream was still running");
+    let ran = super::Ran::of(child.wait_with_output().expect("it ends"));
+    assert_eq!((ran.code, ran.text().as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("SIGINT"), "{}", ran.stderr);
+}
+
 /// Below each `loader` command of the README stands what it prints.
 #[test]
 fn the_readme_shows_what_its_commands_print() {
