@@ -128,7 +128,7 @@ fn cached(
     if let Some(found) = reuse(&dir, &sources, &options.column) {
         return Ok(found);
     }
-    let plan = plan(paths, &options.column)?;
+    let plan = guarded(&paths[0], || plan(paths, &options.column))?;
     fs::create_dir_all(&root).map_err(|e| SourceError::io(&root, "create", e))?;
     let work = tempfile::Builder::new()
         .prefix("decoding-")
@@ -339,6 +339,16 @@ fn decode_one(
         rows,
         len: copy.len,
         hash: copy.hash,
+    })
+}
+
+/// Decoders of damaged files may panic; that is this file's error, not the end of the process.
+fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(SourceError::corrupt(
+            path,
+            "cannot be decoded: its decoder gave up on damaged data",
+        ))
     })
 }
 

@@ -130,7 +130,10 @@ fn int_of(list: &DataType) -> Option<IntType> {
 
 /// The common types as pyarrow prints them.
 fn type_name(t: &DataType) -> String {
-    let item = |f: &arrow_schema::Field| format!("{}: {}", f.name(), type_name(f.data_type()));
+    let item = |f: &arrow_schema::Field| {
+        let not_null = if f.is_nullable() { "" } else { " not null" };
+        format!("{}: {}{not_null}", f.name(), type_name(f.data_type()))
+    };
     match t {
         DataType::List(f) => format!("list<{}>", item(f)),
         DataType::LargeList(f) => format!("large_list<{}>", item(f)),

@@ -251,7 +251,12 @@ fn type_name(field: Field<'_>) -> String {
         match field.children() {
             Some(children) if i < children.len() => {
                 let child = children.get(i);
-                format!("{}: {}", child.name().unwrap_or_default(), type_name(child))
+                let not_null = if child.nullable() { "" } else { " not null" };
+                format!(
+                    "{}: {}{not_null}",
+                    child.name().unwrap_or_default(),
+                    type_name(child)
+                )
             }
             _ => "?".to_owned(),
         }

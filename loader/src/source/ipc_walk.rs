@@ -25,6 +25,10 @@ use super::ipc_columns::{Column, ColumnKind, Columns, ListKind};
 /// Longest message header accepted; real ones have kilobytes.
 const MAX_HEADER: u64 = 64 << 20;
 const WINDOW: u64 = 16 << 10;
+/// Most padding at the end of a body; a message is longer.
+const MAX_PADDING: u64 = 128;
+/// Most padding between messages of a file; a message itself is longer.
+const MAX_GAP: u64 = 72;
 const MAGIC: &[u8; 6] = b"ARROW1";
 
 /// Which of the two IPC formats a file is in.
@@ -392,6 +396,12 @@ impl Walk<'_> {
     ) -> Result<u64, SourceError> {
         let parsed = root_as_message(&message.header)
             .map_err(|e| self.bad(format!("{place}: its header is damaged ({})", one_line(&e))))?;
+        if swallows_a_message(&message.header) {
+            return Err(self.bad(format!(
+                "{place}: its header of {} bytes reaches over the next message: its length is damaged",
+                message.header.len()
+            )));
+        }
         if parsed.version() < MetadataVersion::V4 || parsed.version() > MetadataVersion::V5 {
             return Err(self.bad(format!(
                 "{place}: metadata version {:?} is not supported",
@@ -418,6 +428,11 @@ impl Walk<'_> {
                     .header_as_schema()
                     .ok_or_else(|| self.bad("the schema message holds no schema"))?;
                 *slot = Some(self.schema(schema, parsed.version(), format, choose)?);
+                if body_len > 0 {
+                    return Err(self.bad(format!(
+                        "the schema has a body of {body_len} bytes: its length is damaged"
+                    )));
+                }
             }
             (MessageHeader::Schema, Some(_)) => {
                 return Err(self.bad(format!(
@@ -425,7 +440,11 @@ impl Walk<'_> {
                 )));
             }
             (_, None) => return Err(self.bad("does not begin with a schema")),
-            (MessageHeader::DictionaryBatch, Some(_)) => {}
+            (MessageHeader::DictionaryBatch, Some(_)) => {
+                let data = parsed.header_as_dictionary_batch().and_then(|d| d.data());
+                let data = data.ok_or_else(|| self.bad(format!("{place}: a dictionary holds no values")))?;
+                self.check_body(place, data, body_len)?;
+            }
             (MessageHeader::RecordBatch, Some(found)) => {
                 let batch = parsed
                     .header_as_record_batch()
@@ -549,7 +568,77 @@ impl Walk<'_> {
                 )));
             }
         }
+        let blocks = footer
+            .recordBatches()
+            .into_iter()
+            .flatten()
+            .chain(footer.dictionaries().into_iter().flatten());
+        let mut spans: Vec<(u64, u64)> = blocks
+            .map(|b| {
+                (
+                    b.offset() as u64,
+                    (b.offset() as u64)
+                        .saturating_add(b.metaDataLength() as u64)
+                        .saturating_add(b.bodyLength() as u64),
+                )
+            })
+            .collect();
+        self.check_spans(&mut spans, footer_at)?;
         found.map(|f| f.layout).ok_or_else(|| self.bad("holds no schema"))
+    }
+
+    /// The messages the footer lists must fill the file, but for padding and the end-of-stream marker: a damaged footer could
+    /// leave a batch out.
+    fn check_spans(&mut self, spans: &mut Vec<(u64, u64)>, footer_at: u64) -> Result<(), SourceError> {
+        // Writers pad the magic to 8 bytes, some to 64.
+        let mut schema_at = 8;
+        while schema_at < MAX_GAP && schema_at + 4 <= footer_at && le_u32(self.window.get(schema_at, 4)?) == 0
+        {
+            schema_at += 8;
+        }
+        let schema_end = match self.prefix(schema_at, "the schema", None)? {
+            Some((at, len)) => at + len,
+            None => return Err(self.bad("ends before its schema")),
+        };
+        spans.push((footer_at, self.len));
+        spans.sort_unstable();
+        let mut end = schema_end;
+        for &(start, next_end) in spans.iter() {
+            if start < end || start - end > MAX_GAP {
+                return Err(self.bad(format!(
+                    "the footer lists messages up to byte {end} and from byte {start} on: it is damaged, a record batch is missing \
+                     from it or listed twice"
+                )));
+            }
+            end = next_end;
+        }
+        Ok(())
+    }
+
+    /// Checks that the buffers of a batch lie in its body and fill it: a body whose length was damaged would
+    /// reach over the next message.
+    fn check_body(&self, place: &str, batch: RecordBatch<'_>, body_len: u64) -> Result<(), SourceError> {
+        let mut used = 0u64;
+        for (i, buffer) in batch.buffers().into_iter().flatten().enumerate() {
+            let end = match (u64::try_from(buffer.offset()), u64::try_from(buffer.length())) {
+                (Ok(at), Ok(len)) => at.checked_add(len).filter(|&end| end <= body_len),
+                _ => None,
+            };
+            let Some(end) = end else {
+                return Err(self.bad(format!(
+                    "{place}: buffer {i} lies at byte {} with {} bytes, outside the body of {body_len} bytes",
+                    buffer.offset(),
+                    buffer.length()
+                )));
+            };
+            used = used.max(end);
+        }
+        if body_len - used > MAX_PADDING {
+            return Err(self.bad(format!(
+                "{place}: its body has {body_len} bytes, its buffers end at byte {used}: a length is damaged"
+            )));
+        }
+        Ok(())
     }
 
     fn record_batch(
@@ -590,18 +679,7 @@ impl Walk<'_> {
                 )));
             }
         }
-        for i in 0..num_buffers {
-            let buffer = buffers.map(|b| *b.get(i)).unwrap_or_default();
-            let (at, len) = (u64::try_from(buffer.offset()), u64::try_from(buffer.length()));
-            let inside = matches!((at, len), (Ok(at), Ok(len)) if at.checked_add(len).is_some_and(|end| end <= body_len));
-            if !inside {
-                return Err(self.bad(format!(
-                    "{place}: buffer {i} lies at byte {} with {} bytes, outside the body of {body_len} bytes",
-                    buffer.offset(),
-                    buffer.length()
-                )));
-            }
-        }
+        self.check_body(place, batch, body_len)?;
         let codec = batch.compression().map(|c| match c.codec() {
             CompressionType::LZ4_FRAME => "lz4",
             CompressionType::ZSTD => "zstd",
@@ -971,6 +1049,14 @@ struct Place {
     first_row: u64,
     rows: u64,
     body_at: u64,
+}
+
+/// Whether another message lies inside a header, after the continuation word that begins one: a header whose
+/// length was damaged parses all the same, because bytes behind the header proper are taken for padding.
+fn swallows_a_message(header: &[u8]) -> bool {
+    (8..header.len().saturating_sub(8))
+        .step_by(8)
+        .any(|at| header[at..at + 4] == [0xff; 4] && root_as_message(&header[at + 8..]).is_ok())
 }
 
 fn le_u32(bytes: &[u8]) -> u32 {
