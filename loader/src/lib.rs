@@ -5,6 +5,7 @@ pub mod collate;
 pub mod emit;
 pub mod fingerprint;
 pub mod index;
+pub mod inspect;
 pub mod order_file;
 pub mod pipeline;
 pub mod source;

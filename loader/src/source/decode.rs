@@ -343,7 +343,10 @@ fn decode_one(
 }
 
 /// Decoders of damaged files may panic; that is this file's error, not the end of the process.
-fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, SourceError>) -> Result<T, SourceError> {
+pub(crate) fn guarded<T>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, SourceError>,
+) -> Result<T, SourceError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(SourceError::corrupt(
             path,

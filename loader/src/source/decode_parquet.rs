@@ -14,7 +14,8 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use super::SourceError;
-use super::decode::{Plan, RowSink};
+use super::contents::{ColumnInfo, FileContents};
+use super::decode::{Plan, RowSink, guarded};
 use super::hf_dir::did_you_mean;
 use super::int_tokens::IntType;
 
@@ -35,6 +36,28 @@ fn describe(schema: &Schema) -> String {
         .map(|f| format!("{}: {}", f.name(), type_name(f.data_type())))
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+/// Columns and rows of a file.
+///
+/// # Errors
+/// [`SourceError::Corrupt`] when it is no readable parquet file.
+pub(crate) fn columns(path: &Path) -> Result<FileContents, SourceError> {
+    let builder = guarded(path, || builder(path))?;
+    let columns = builder.schema().fields().iter().map(|f| ColumnInfo {
+        name: f.name().clone(),
+        type_name: type_name(f.data_type()),
+        can_hold_tokens: int_of(f.data_type()).is_some(),
+    });
+    Ok(FileContents {
+        format: "parquet",
+        rows: rows_of(path, &builder)?,
+        record_batches: None,
+        compression: None,
+        columns: columns.collect(),
+        tokens: None,
+        null: None,
+    })
 }
 
 fn rows_of(path: &Path, builder: &ParquetRecordBatchReaderBuilder<File>) -> Result<u64, SourceError> {

@@ -34,6 +34,12 @@ pub enum FingerprintMode {
     Full,
 }
 
+impl fmt::Display for FingerprintMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl FingerprintMode {
     fn name(self) -> &'static str {
         match self {

@@ -617,6 +617,8 @@ fn survey_cache(root: &Path, entries: &[String]) -> Result<Survey, SourceError> 
             warnings: Vec::new(),
         });
     }
+    // JSON objects come without a sequence here: train first, the others by name.
+    splits.sort_by_key(|s| (s.name.as_deref() != Some("train"), s.name.clone()));
     let all: Vec<Shard> = splits.iter().flat_map(|s| s.shards.clone()).collect();
     let (caches, strays) = others(root, &all)?;
     for split in &mut splits {

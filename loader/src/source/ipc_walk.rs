@@ -124,7 +124,6 @@ pub(crate) struct RawBatch {
 /// Structure of one file.
 #[derive(Debug, Clone)]
 pub(crate) struct FileLayout {
-    #[expect(dead_code, reason = "shown by inspect")]
     pub(crate) format: IpcFormat,
     pub(crate) columns: Columns,
     /// The wanted column, when one was asked for.

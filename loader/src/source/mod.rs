@@ -1,6 +1,7 @@
 //! Sources: random access from a sample id to its tokens.
 
 mod arrow_table;
+pub(crate) mod contents;
 mod decode;
 mod decode_arrow;
 mod decode_parquet;
@@ -19,6 +20,7 @@ pub mod options;
 mod parquet_dir;
 mod sigbus;
 
+pub use contents::ColumnInfo;
 pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};
 pub use hf::{HfSource, RowLengths, TokenScan};
 pub use hf_dir::DatasetKind;

@@ -23,7 +23,7 @@ fn open(path: &Path) -> HfSource {
 }
 
 fn hash(source: &dyn Source) -> String {
-    sha256_of_rows(source, 0..source.num_samples()).unwrap()
+    sha256_of_rows(source, 0..source.num_samples()).expect("rows that can be read")
 }
 
 /// huggingface/datasets#2424 and others: a directory of another kind gave a cryptic file-not-found.

@@ -6,6 +6,7 @@ mod arrow_layouts;
 mod bad_input;
 mod changing_files;
 mod decoded;
+mod inspect;
 mod mutated;
 mod row_lengths;
 
