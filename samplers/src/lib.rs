@@ -9,6 +9,7 @@ pub mod order;
 pub mod orders;
 pub mod permute;
 pub mod place;
+mod prefetch;
 pub mod rng;
 pub mod sampler;
 pub mod spec;

@@ -1,5 +1,6 @@
 //! Permutations, held as narrow as they fit: four bytes an entry below 2^32 entries, none for `0, 1, …, n-1`.
 
+use crate::prefetch;
 use crate::rng::RngError;
 
 /// A list of indices `0..n` (usually a permutation), stored as u32 while `n < 2^32`.
@@ -142,15 +143,15 @@ impl Permutation {
                 *self = Permutation::Wide(f[..*n as usize].to_vec())
             }
             (Permutation::Narrow(v), Permutation::Narrow(f)) => {
-                v.iter_mut().for_each(|x| *x = f[*x as usize])
+                gather(v, f, |i| i as usize, |x| x);
             }
             (Permutation::Narrow(v), Permutation::Wide(f)) => {
                 *self = Permutation::Wide(v.iter().map(|&x| f[x as usize]).collect());
             }
             (Permutation::Wide(v), Permutation::Narrow(f)) => {
-                v.iter_mut().for_each(|x| *x = u64::from(f[*x as usize]));
+                gather(v, f, |i| i as usize, u64::from);
             }
-            (Permutation::Wide(v), Permutation::Wide(f)) => v.iter_mut().for_each(|x| *x = f[*x as usize]),
+            (Permutation::Wide(v), Permutation::Wide(f)) => gather(v, f, |i| i as usize, |x| x),
         }
         Ok(())
     }
@@ -203,7 +204,25 @@ pub(crate) fn allocate<T>(n: u64) -> Result<Vec<T>, RngError> {
     let mut out = Vec::new();
     out.try_reserve_exact(usize::try_from(n).map_err(|_| too_large())?)
         .map_err(|_| too_large())?;
+    prefetch::advise_huge_pages(&mut out);
     Ok(out)
+}
+
+/// Replaces each entry of `list` by `lookup` of it, which reads entry by entry of `from`.
+fn gather<I: Copy, F: Copy>(list: &mut [I], from: &[F], index: impl Fn(I) -> usize, lookup: impl Fn(F) -> I) {
+    const AHEAD: usize = 64;
+    let near = if from.len() < prefetch::WORTHWHILE {
+        0
+    } else {
+        list.len().saturating_sub(AHEAD)
+    };
+    for i in 0..near {
+        prefetch::entry(from, index(list[i + AHEAD]));
+        list[i] = lookup(from[index(list[i])]);
+    }
+    for entry in &mut list[near..] {
+        *entry = lookup(from[index(*entry)]);
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 //! A generator is a value without hidden state: cloning one forks its stream, and nothing here reads a clock,
 //! an address or a process-wide state.
 
+mod modulo;
 pub mod mt19937;
 pub mod numpy;
+mod swaps;
 pub mod torch;
 
 /// Why a generator refuses a request. The real package raises on each of these too, unless stated.

@@ -4,8 +4,9 @@
 //! plain modulo, so a draw below `range` favours small values by up to `range / 2^32` (2^64 where it takes 64 bits).
 //! Memory: 2.5 kB, and four bytes an entry for a permutation (eight from 2^32 entries on).
 
-use super::RngError;
 use super::mt19937::{Mt19937, STATE_WORDS};
+use super::swaps::{self, Walk};
+use super::{RngError, modulo};
 use crate::permute::Permutation;
 
 /// Seed of a `torch.Generator()` nobody seeded.
@@ -206,30 +207,38 @@ impl TorchGenerator {
     pub fn randperm(&mut self, n: u64) -> Result<Permutation, RngError> {
         let mut out = Permutation::identity_list(n)?;
         match &mut out {
-            Permutation::Narrow(v) if n < RANDPERM_SWITCH => {
-                let len = v.len();
-                for i in 0..len.saturating_sub(1) {
-                    let z = self.next_u32() as usize % (len - i);
-                    v.swap(i, i + z);
-                }
-            }
-            Permutation::Narrow(v) => {
-                for i in 0..v.len() {
-                    let z = (self.next_u64() % (i as u64 + 1)) as usize;
-                    v[i] = v[z];
-                    v[z] = i as u32;
-                }
-            }
-            Permutation::Wide(v) => {
-                for i in 0..v.len() {
-                    let z = (self.next_u64() % (i as u64 + 1)) as usize;
-                    v[i] = v[z];
-                    v[z] = i as u64;
-                }
-            }
+            Permutation::Narrow(list) if n < RANDPERM_SWITCH => self.shuffle_up(list),
+            Permutation::Narrow(list) => self.shuffle_inside_out(list),
+            Permutation::Wide(list) => self.shuffle_inside_out_wide(list),
             Permutation::Identity(_) => {}
         }
         Ok(out)
+    }
+
+    /// The first algorithm: each entry swaps with itself or a later one.
+    fn shuffle_up(&mut self, list: &mut [u32]) {
+        let n = list.len() as u32;
+        swaps::run(list, Walk::Up, list.len().saturating_sub(1), |step, targets| {
+            self.engine.fill(targets);
+            modulo::targets_up(targets, step as u32, n);
+        });
+    }
+
+    /// The second algorithm. torch writes `a[i] = a[z]; a[z] = i`; on a list that starts as 0, 1, 2, … that is a swap.
+    fn shuffle_inside_out(&mut self, list: &mut [u32]) {
+        swaps::run(list, Walk::Up, list.len(), |step, targets| {
+            for (target, bound) in targets.iter_mut().zip(step as u64 + 1..) {
+                *target = (self.engine.next_u64() % bound) as u32;
+            }
+        });
+    }
+
+    /// The second algorithm where targets do not fit u32.
+    fn shuffle_inside_out_wide(&mut self, list: &mut [u64]) {
+        for i in 0..list.len() {
+            let z = self.engine.next_u64() % (i as u64 + 1);
+            list.swap(i, z as usize);
+        }
     }
 
     /// `Generator.get_state()`: seed, counters, words and cached normals in torch's layout (little endian).
@@ -301,7 +310,61 @@ impl TorchGenerator {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// The first algorithm as one loop.
+    fn plain_small(generator: &mut TorchGenerator, n: usize) -> Vec<u32> {
+        let mut list: Vec<u32> = (0..n as u32).collect();
+        for i in 0..n.saturating_sub(1) {
+            let z = generator.next_u32() as usize % (n - i);
+            list.swap(i, i + z);
+        }
+        list
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        #[test]
+        fn randperm_equals_the_plain_loop(
+            n in prop_oneof![0usize..300, 8100usize..8300, 16300usize..16500, 0usize..200_000],
+            seed: u64,
+            drawn in 0usize..700,
+        ) {
+            let mut plain = TorchGenerator::new(seed);
+            plain.fill_u32(&mut vec![0; drawn]);
+            let mut fast = plain.clone();
+            let expected = plain_small(&mut plain, n);
+            prop_assert_eq!(fast.randperm(n as u64).unwrap(), Permutation::Narrow(expected));
+            prop_assert_eq!(fast, plain);
+        }
+    }
+
+    /// Storage and prefetching do not change the second algorithm; what it gives is recorded for real sizes only.
+    #[test]
+    fn inside_out_forms_agree() {
+        for n in [0, 1, 2, 100, 8191, 8192, 8193, 30_000] {
+            let (mut a, mut b, mut c) = (
+                TorchGenerator::new(5),
+                TorchGenerator::new(5),
+                TorchGenerator::new(5),
+            );
+            let mut plain: Vec<u64> = vec![0; n];
+            for i in 0..n {
+                let z = (c.next_u64() % (i as u64 + 1)) as usize;
+                plain[i] = plain[z];
+                plain[z] = i as u64;
+            }
+            let mut narrow: Vec<u32> = (0..n as u32).collect();
+            a.shuffle_inside_out(&mut narrow);
+            let mut wide: Vec<u64> = (0..n as u64).collect();
+            b.shuffle_inside_out_wide(&mut wide);
+            assert_eq!(wide, plain);
+            assert!(narrow.iter().map(|&x| u64::from(x)).eq(plain));
+            assert_eq!((&a, &b), (&c, &c));
+        }
+    }
 
     /// Values of `torch.empty(5, dtype=…).random_(generator=g)` after `g.manual_seed(42)`, torch 2.15.0.
     #[test]

@@ -26,6 +26,10 @@ impl Words for Generator {
     fn word64(&mut self) -> u64 {
         self.bits.next_u64()
     }
+    #[inline]
+    fn pair(&mut self) -> [u32; 2] {
+        self.bits.next_pair()
+    }
 }
 
 impl Generator {
@@ -172,10 +176,7 @@ impl Generator {
 
     /// `shuffle(x)` of a list or along the first axis of an array: masked rejection from the last index down.
     pub fn shuffle<T>(&mut self, x: &mut [T]) {
-        for i in (1..x.len()).rev() {
-            let j = bounded::interval(self, i as u64) as usize;
-            x.swap(i, j);
-        }
+        bounded::shuffle(self, x);
     }
 
     /// `permutation(n)`.
@@ -236,4 +237,33 @@ fn cumulative(p: &[f64]) -> Vec<f64> {
 /// `cdf.searchsorted(x, side="right")`.
 fn search_right(cdf: &[f64], x: f64) -> u64 {
     cdf.partition_point(|&c| c <= x) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        #[test]
+        fn permutation_equals_the_plain_loop(
+            n in prop_oneof![0usize..300, 8100usize..8300, 16300usize..16500, 0usize..200_000],
+            seed: u64,
+            halves in 0u32..4,
+        ) {
+            let mut plain = Generator::default_rng(seed);
+            for _ in 0..halves {
+                plain.bits.next_u32();
+            }
+            let mut fast = plain.clone();
+            let mut expected: Vec<u32> = (0..n as u32).collect();
+            for i in (1..n).rev() {
+                expected.swap(i, bounded::interval(&mut plain, i as u64) as usize);
+            }
+            prop_assert_eq!(fast.permutation(n as u64).unwrap(), Permutation::Narrow(expected));
+            prop_assert_eq!(fast, plain);
+        }
+    }
 }

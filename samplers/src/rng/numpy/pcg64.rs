@@ -82,6 +82,17 @@ impl Pcg64 {
         self.half = Some((word >> 32) as u32);
         word as u32
     }
+
+    /// The next two 32-bit words, from one 64-bit word.
+    #[inline]
+    pub(super) fn next_pair(&mut self) -> [u32; 2] {
+        let word = self.next_u64();
+        let (low, high) = (word as u32, (word >> 32) as u32);
+        match &mut self.half {
+            None => [low, high],
+            Some(half) => [std::mem::replace(half, high), low],
+        }
+    }
 }
 
 #[cfg(test)]

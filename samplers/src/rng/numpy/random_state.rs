@@ -121,10 +121,7 @@ impl RandomState {
 
     /// `shuffle(x)` of a list or along the first axis of an array: masked rejection from the last index down.
     pub fn shuffle<T>(&mut self, x: &mut [T]) {
-        for i in (1..x.len()).rev() {
-            let j = bounded::interval(self, i as u64) as usize;
-            x.swap(i, j);
-        }
+        bounded::shuffle(self, x);
     }
 
     /// `permutation(n)`.
@@ -139,5 +136,27 @@ impl RandomState {
             Permutation::Identity(_) => {}
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn permutation_equals_the_plain_loop(n in prop_oneof![0usize..300, 8100usize..8300, 0usize..100_000], seed: u32) {
+            let mut plain = RandomState::new(seed);
+            let mut fast = plain.clone();
+            let mut expected: Vec<u32> = (0..n as u32).collect();
+            for i in (1..n).rev() {
+                expected.swap(i, bounded::interval(&mut plain, i as u64) as usize);
+            }
+            prop_assert_eq!(fast.permutation(n as u64).unwrap(), Permutation::Narrow(expected));
+            prop_assert_eq!(fast, plain);
+        }
     }
 }
