@@ -174,6 +174,7 @@ pub struct Iter<'a> {
 impl Iterator for Iter<'_> {
     type Item = u64;
 
+    #[inline]
     fn next(&mut self) -> Option<u64> {
         let entry = self.list.get(self.at)?;
         self.at += 1;

@@ -158,12 +158,17 @@ fn head(case: &Value) -> String {
     text.chars().take(160).collect()
 }
 
-/// Lower-case hex SHA-256 of bytes.
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |mut s, b| {
+/// Lower-case hex.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut s, b| {
         let _ = write!(s, "{b:02x}");
         s
     })
+}
+
+/// Lower-case hex SHA-256 of bytes.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
 }
 
 /// The goldens' digest of integers: SHA-256 over them as little-endian u64, concatenated.
@@ -178,10 +183,7 @@ pub fn sha256_u64(values: impl IntoIterator<Item = u64>) -> String {
         }
     }
     hasher.update(&buffer);
-    hasher.finalize().iter().fold(String::new(), |mut s, b| {
-        let _ = write!(s, "{b:02x}");
-        s
-    })
+    hex(&hasher.finalize())
 }
 
 /// The goldens' digest of token blocks: SHA-256 over the tokens as little-endian i32, concatenated.
@@ -204,7 +206,7 @@ pub fn check_digest(case: &Value, values: &[u64]) -> Result<(), String> {
 ///
 /// # Errors
 /// The first field that differs, with both values.
-pub fn check_digest_of(case: &Value, values: impl Iterator<Item = u64>) -> Result<(), String> {
+pub fn check_digest_of(case: &Value, mut values: impl Iterator<Item = u64>) -> Result<(), String> {
     let want = |key: &str| -> Result<Option<Vec<u64>>, String> {
         let Some(list) = case[key].as_array() else {
             return Ok(None);
@@ -218,18 +220,28 @@ pub fn check_digest_of(case: &Value, values: impl Iterator<Item = u64>) -> Resul
     let (first, last) = (want("first")?, want("last")?);
     let keep_first = first.as_ref().map_or(0, Vec::len);
     let keep_last = last.as_ref().map_or(0, Vec::len);
-    let (mut got_first, mut len) = (Vec::new(), 0u64);
-    let mut tail = std::collections::VecDeque::with_capacity(keep_last + 1);
-    let got_sha = sha256_u64(values.inspect(|&v| {
-        if got_first.len() < keep_first {
-            got_first.push(v);
+    // Block by block: the largest recorded list has hundreds of millions of entries.
+    let mut hasher = Sha256::new();
+    let (mut got_first, mut tail, mut len) = (Vec::<u64>::new(), Vec::<u64>::new(), 0u64);
+    let mut block: Vec<u64> = Vec::with_capacity(1 << 14);
+    let mut bytes = Vec::with_capacity(8 << 14);
+    loop {
+        block.clear();
+        block.extend(values.by_ref().take(1 << 14));
+        if block.is_empty() {
+            break;
         }
-        tail.push_back(v);
-        if tail.len() > keep_last {
-            tail.pop_front();
+        len += block.len() as u64;
+        got_first.extend(block.iter().take(keep_first - got_first.len()));
+        tail.extend_from_slice(&block[block.len().saturating_sub(keep_last)..]);
+        tail.drain(..tail.len().saturating_sub(keep_last));
+        bytes.clear();
+        for value in &block {
+            bytes.extend_from_slice(&value.to_le_bytes());
         }
-        len += 1;
-    }));
+        hasher.update(&bytes);
+    }
+    let got_sha = hex(&hasher.finalize());
     if let Some(want_len) = case["len"].as_u64()
         && want_len != len
     {

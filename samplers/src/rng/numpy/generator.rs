@@ -101,7 +101,7 @@ impl Generator {
     /// # Errors
     /// [`RngError::BadProbabilities`] where numpy raises on `p`.
     pub fn choice_weighted(&mut self, p: &[f64], size: usize) -> Result<Vec<u64>, RngError> {
-        check_probabilities(p)?;
+        Self::check_probabilities(p)?;
         let cdf = cumulative(p);
         Ok((0..size).map(|_| search_right(&cdf, self.random())).collect())
     }
@@ -147,7 +147,7 @@ impl Generator {
     /// [`RngError::BadProbabilities`] where numpy raises on `p`, [`RngError::SampleTooLarge`] when fewer than `size`
     /// entries have a probability above zero.
     pub fn choice_weighted_distinct(&mut self, p: &[f64], size: usize) -> Result<Vec<u64>, RngError> {
-        check_probabilities(p)?;
+        Self::check_probabilities(p)?;
         let available = p.iter().filter(|&&x| x > 0.0).count();
         if size > available {
             return Err(RngError::SampleTooLarge {
@@ -174,6 +174,35 @@ impl Generator {
         Ok(found)
     }
 
+    /// The checks of `choice(p=…)`: no NaN, none negative, a sum of 1 within the square root of double precision.
+    ///
+    /// # Errors
+    /// [`RngError::BadProbabilities`] naming the entry.
+    pub fn check_probabilities(p: &[f64]) -> Result<(), RngError> {
+        let bad = |problem: String| Err(RngError::BadProbabilities { problem });
+        if p.is_empty() {
+            return bad("are empty".to_string());
+        }
+        // Kahan's sum, as numpy forms it: plain addition would refuse long lists that numpy takes.
+        let (mut sum, mut lost) = (p[0], 0.0);
+        for &x in &p[1..] {
+            let y = x - lost;
+            let t = sum + y;
+            lost = (t - sum) - y;
+            sum = t;
+        }
+        if sum.is_nan() {
+            return bad("contain NaN".to_string());
+        }
+        if let Some((i, x)) = p.iter().enumerate().find(|(_, x)| **x < 0.0) {
+            return bad(format!("must not be negative, entry {i} is {x}"));
+        }
+        if (sum - 1.0).abs() > f64::EPSILON.sqrt() {
+            return bad(format!("must sum to 1, they sum to {sum}"));
+        }
+        Ok(())
+    }
+
     /// `shuffle(x)` of a list or along the first axis of an array: masked rejection from the last index down.
     pub fn shuffle<T>(&mut self, x: &mut [T]) {
         bounded::shuffle(self, x);
@@ -192,32 +221,6 @@ impl Generator {
         }
         Ok(out)
     }
-}
-
-/// The checks of `choice(p=…)`: no NaN, none negative, a sum of 1 within the square root of double precision.
-fn check_probabilities(p: &[f64]) -> Result<(), RngError> {
-    let bad = |problem: String| Err(RngError::BadProbabilities { problem });
-    if p.is_empty() {
-        return bad("are empty".to_string());
-    }
-    // Kahan's sum, as numpy forms it: plain addition would refuse long lists that numpy takes.
-    let (mut sum, mut lost) = (p[0], 0.0);
-    for &x in &p[1..] {
-        let y = x - lost;
-        let t = sum + y;
-        lost = (t - sum) - y;
-        sum = t;
-    }
-    if sum.is_nan() {
-        return bad("contain NaN".to_string());
-    }
-    if let Some((i, x)) = p.iter().enumerate().find(|(_, x)| **x < 0.0) {
-        return bad(format!("must not be negative, entry {i} is {x}"));
-    }
-    if (sum - 1.0).abs() > f64::EPSILON.sqrt() {
-        return bad(format!("must sum to 1, they sum to {sum}"));
-    }
-    Ok(())
 }
 
 /// `cumsum(p)` divided by its last entry.
