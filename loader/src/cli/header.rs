@@ -179,6 +179,21 @@ impl EpochEnds {
         lines
     }
 
+    /// Sentences on the epochs after the first, which the header has: those that repeat or drop something, the first
+    /// few of them.
+    pub fn lines_of_later(all: &[Self]) -> Vec<String> {
+        let later = all
+            .iter()
+            .skip(1)
+            .filter(|ends| !ends.padded.is_empty() || !ends.dropped.is_empty());
+        let mut lines: Vec<String> = later.clone().take(SHOWN / 2).flat_map(Self::lines).collect();
+        let more = later.count().saturating_sub(SHOWN / 2);
+        if more > 0 {
+            lines.push(format!("and likewise {}", count(more as u64, "more epoch")));
+        }
+        lines
+    }
+
     /// The same as JSON.
     pub fn json(&self) -> Value {
         json!({

@@ -7,7 +7,9 @@ use clap::Args;
 use super::failure::{Failure, OrFix};
 use super::header::{EpochEnds, Sheet, count, describe_order, group};
 use super::order_args::OrderArgs;
+use super::output::Output as Stdout;
 use super::plan::{Places, Plan};
+use super::progress::Progress;
 use super::select_args::{Output, SelectArgs};
 use super::{CONFIG_HELP, read_config};
 use crate::emit::{Emit, Emitter, Layout, Record, emitter};
@@ -30,7 +32,7 @@ pub struct IdsArgs {
 ///
 /// # Errors
 /// What to tell the user.
-pub fn run(args: &IdsArgs, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn run(args: &IdsArgs, out: &mut Stdout) -> Result<(), Failure> {
     let mut config = read_config(args.config.as_deref())?;
     let choice = args.order.resolve(&mut config)?;
     let num_samples = config.choose("data", "num_samples", args.num_samples)?;
@@ -46,6 +48,7 @@ pub fn run(args: &IdsArgs, out: &mut dyn Write) -> Result<(), Failure> {
         ))
         .fix("use --emit rows here, or give --cache-dir without `ids`"));
     }
+    let building = Progress::spinner("building the order", output.quiet);
     let order = choice.build(num_samples)?;
     let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
     let ranks = output
@@ -65,8 +68,10 @@ pub fn run(args: &IdsArgs, out: &mut dyn Write) -> Result<(), Failure> {
     sheet.line("samples", group(num_samples));
     sheet.entry("samples", num_samples);
     describe_order(&mut sheet, &choice, &*order, &plan)?;
+    building.finish();
     output.start(&config.take_notes(), &order.spec().warnings(), &sheet);
     emitter.begin(out, &sheet.json(), &sheet.text())?;
+    out.show()?;
 
     let (summary, text) = write_ids(out, &mut *emitter, &*order, &plan, &ranks, &output)?;
     emitter.finish(out, &summary, &text)?;
@@ -76,7 +81,7 @@ pub fn run(args: &IdsArgs, out: &mut dyn Write) -> Result<(), Failure> {
 }
 
 fn write_ids(
-    out: &mut dyn Write,
+    out: &mut Stdout,
     emitter: &mut dyn Emitter,
     order: &dyn ceteris_samplers::Order,
     plan: &Plan,
@@ -84,6 +89,8 @@ fn write_ids(
     output: &Output,
 ) -> Result<(serde_json::Value, String), Failure> {
     let micro_batch_size = order.geometry().micro_batch_size;
+    let per_micro_step = ranks.len() as u64 * micro_batch_size;
+    let progress = Progress::samples("listing", plan.micro_steps() * per_micro_step, output.quiet);
     let (mut places, mut samples, mut ends) = (Places::default(), 0u64, Vec::new());
     for epoch in plan.epochs() {
         let index = order.epoch(epoch)?;
@@ -106,10 +113,12 @@ fn write_ids(
                     tokens: &[],
                     fingerprint: None,
                 };
-                emitter.record(out, &record)?;
+                out.suspending(&progress, |out| emitter.record(out, &record))?;
             }
+            progress.add(per_micro_step);
         }
     }
+    progress.finish();
     let mut sheet = Sheet::default();
     sheet.line(
         "listed",
@@ -119,7 +128,7 @@ fn write_ids(
             count(samples, "sample")
         ),
     );
-    for line in ends.iter().skip(1).flat_map(EpochEnds::lines) {
+    for line in EpochEnds::lines_of_later(&ends) {
         sheet.line("", line);
     }
     sheet.entry("micro_steps", plan.micro_steps());

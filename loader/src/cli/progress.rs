@@ -1,42 +1,49 @@
 //! A progress bar with tokens/s, drawn only where someone can see it.
 
 use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar; nothing when stderr is not a terminal.
+/// Short work shows no bar.
+const DELAY: Duration = Duration::from_millis(500);
+
+/// A bar; nothing when stderr is not a terminal or the work is short. Clones are the same bar.
 #[derive(Clone, Debug)]
 pub struct Progress {
     bar: ProgressBar,
+    /// Set once, under the lock that showing the bar takes.
+    finished: Arc<Mutex<bool>>,
 }
 
 impl Progress {
     /// A bar for work over whole files, of a size that becomes known on the way.
     pub fn bytes(what: &'static str, quiet: bool) -> Self {
-        Self::with_template(
-            what,
-            0,
-            quiet,
-            "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}",
-        )
+        let template = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}";
+        Self::with_template(what, 0, quiet, template)
     }
 
-    /// A bar for a run of `tokens` tokens. It is drawn from half a second on, so that short runs stay quiet.
+    /// A bar for a run of `tokens` tokens.
     pub fn tokens(what: &'static str, tokens: u64, quiet: bool) -> Self {
         let template =
             "{msg} {wide_bar} {percent:>3}%  {human_pos} of {human_len} tokens  {rate}  {eta} left";
         Self::with_template(what, tokens, quiet, template)
     }
 
+    /// A bar for `samples` samples.
+    pub fn samples(what: &'static str, samples: u64, quiet: bool) -> Self {
+        let template = "{msg} {wide_bar} {percent:>3}%  {human_pos} of {human_len} samples  {eta} left";
+        Self::with_template(what, samples, quiet, template)
+    }
+
+    /// Work of which no one can say how much is done.
+    pub fn spinner(what: &'static str, quiet: bool) -> Self {
+        Self::with_template(what, 0, quiet, "{spinner} {msg} {elapsed}")
+    }
+
     fn with_template(what: &'static str, len: u64, quiet: bool, template: &str) -> Self {
-        let seen = std::io::stderr().is_terminal() && !quiet;
-        let target = if seen {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(len), target);
+        let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template(template) {
             let style = style.with_key(
                 "rate",
@@ -47,8 +54,29 @@ impl Progress {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.set_message(what);
-        bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar }
+        let progress = Self {
+            bar,
+            finished: Arc::default(),
+        };
+        if std::io::stderr().is_terminal() && !quiet {
+            progress.show_later();
+        }
+        progress
+    }
+
+    fn show_later(&self) {
+        let progress = self.clone();
+        // Without the thread there is no bar, and nothing else is lost.
+        let _ = std::thread::Builder::new()
+            .name("progress".to_string())
+            .spawn(move || {
+                std::thread::sleep(DELAY);
+                let finished = progress.finished.lock().unwrap_or_else(PoisonError::into_inner);
+                if !*finished {
+                    progress.bar.set_draw_target(ProgressDrawTarget::stderr());
+                    progress.bar.enable_steady_tick(Duration::from_millis(200));
+                }
+            });
     }
 
     /// Says where the work stands.
@@ -70,6 +98,7 @@ impl Progress {
 
     /// Takes the bar off the screen.
     pub fn finish(&self) {
+        *self.finished.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.bar.finish_and_clear();
     }
 }

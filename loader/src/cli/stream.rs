@@ -74,6 +74,7 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         Failure::new("rows differ in length, and the length of a sample is not given")
             .fix("give --seq-length T, and with --on-ragged what to do with other rows")
     })?;
+    let building = Progress::spinner("building the order", output.quiet);
     let order = choice.build(source.num_samples())?;
     let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
     let ranks = output
@@ -81,6 +82,7 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         .resolve(order.geometry().world_size)
         .map_err(Failure::new)?;
     describe_order(&mut sheet, &choice, &*order, &plan)?;
+    building.finish();
     let layout = Layout {
         micro_steps: plan.micro_steps(),
         ranks: ranks.len() as u64,
@@ -247,7 +249,7 @@ fn summary(
             count(streamed.tokens, "token")
         ),
     );
-    for line in streamed.ends.iter().skip(1).flat_map(EpochEnds::lines) {
+    for line in EpochEnds::lines_of_later(&streamed.ends) {
         sheet.line("", line);
     }
     sheet.line(
