@@ -9,6 +9,7 @@ mod data_args;
 mod failure;
 mod header;
 mod ids;
+mod inspect;
 mod order_args;
 mod orders;
 mod output;
@@ -51,6 +52,10 @@ pub const EXAMPLES: &[(&str, &str)] = &[
         "An order without any dataset",
         "loader ids --order torch-distributed --num-samples 10 --world-size 4 --seed 0 --epochs 3",
     ),
+    (
+        "What a folder holds",
+        "loader inspect --cache-dir tests/data/shakespeare",
+    ),
     ("Which order a run had", "loader orders"),
 ];
 
@@ -81,6 +86,9 @@ enum Command {
         after_help = "Example:\n  loader ids --order hf-trainer --num-samples 103 --world-size 2 --micro-batch-size 4 --seed 1"
     )]
     Ids(ids::IdsArgs),
+    /// Says what a dataset folder holds.
+    #[command(after_help = "Example:\n  loader inspect --cache-dir tests/data/shakespeare")]
+    Inspect(inspect::InspectArgs),
     /// Lists the orders: whose behaviour each is, who needs it, its options.
     #[command(after_help = "Example:\n  loader orders hf-trainer")]
     Orders(orders::OrdersArgs),
@@ -128,6 +136,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let done = match &cli.command {
         None => stream::run(&cli.stream, &mut out),
         Some(Command::Ids(args)) => ids::run(args, &mut out),
+        Some(Command::Inspect(args)) => inspect::run(args, &mut out),
         Some(Command::Orders(args)) => orders::run(args, &mut out),
     };
     match done {

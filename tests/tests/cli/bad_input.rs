@@ -355,6 +355,29 @@ fn an_indices_file_that_points_outside_the_table() {
     assert_names(&error, &["cache-1234.arrow", "2630"]);
 }
 
+/// `inspect` reports the whole folder, and still says by its exit code that it cannot be opened.
+#[test]
+fn inspecting_a_damaged_folder_reports_the_rest() {
+    let folder = copy();
+    let path = folder.path().join(SHARD);
+    let bytes = std::fs::read(&path).expect("reads");
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("writes");
+    let ran = loader([
+        "inspect",
+        "--json",
+        "--cache-dir",
+        folder.path().to_str().expect("UTF-8"),
+    ]);
+    assert_eq!(ran.code, Some(2));
+    assert_names(&ran.stderr, &["cannot be opened"]);
+    let report: serde_json::Value = serde_json::from_str(&ran.text()).expect("a whole report");
+    assert_eq!(
+        report["splits"][0]["rows"], 1315,
+        "the rows of the shard that can be read"
+    );
+    assert_names(&report["splits"][0]["problems"].to_string(), &[SHARD]);
+}
+
 #[test]
 fn a_format_that_cannot_hold_the_content() {
     assert_names(

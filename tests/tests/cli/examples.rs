@@ -37,7 +37,10 @@ fn every_subcommand_has_help_with_an_example_that_runs() {
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
         .collect();
-    assert!(names.contains(&"ids") && names.contains(&"orders"), "{names:?}");
+    assert!(
+        names.contains(&"ids") && names.contains(&"inspect") && names.contains(&"orders"),
+        "{names:?}"
+    );
     for name in names {
         let help = loader([name, "--help"]).ok();
         let example = help

@@ -180,3 +180,22 @@ fn orders_lists_every_order_with_its_source() {
     let refused = line("orders fal").refused();
     assert!(refused.contains("did you mean `fla`?"), "{refused}");
 }
+
+#[test]
+fn inspect_says_what_a_folder_holds() {
+    let text = line("inspect --cache-dir tests/data/shakespeare").ok();
+    for needle in ["2630", "input_ids", "uint16", "data-00001-of-00002.arrow", "128"] {
+        assert!(text.replace(',', "").contains(needle), "lacks {needle}: {text}");
+    }
+    let report: Value =
+        serde_json::from_str(&line("inspect --cache-dir tests/data/shakespeare --json").ok()).expect("JSON");
+    assert_eq!(
+        (
+            &report["splits"][0]["rows"],
+            &report["splits"][0]["tokens"]["max"]
+        ),
+        (&2630.into(), &128.into())
+    );
+    let refused = line("inspect --cache-dir no/such/folder").refused();
+    assert!(refused.contains("no/such/folder"), "{refused}");
+}
