@@ -67,7 +67,7 @@ pub fn describe_order(
     let (spec, entry) = (order.spec(), order.spec().entry());
     sheet.line("order", spec.to_string());
     sheet.line("", entry.summary);
-    sheet.line("", format!("reproduces {}", entry.source));
+    sheet.line("source", entry.source);
     sheet.line("for whom", entry.for_whom);
     sheet.entry("order", serde_json::to_value(spec)?);
     let seeds: Vec<String> = spec
