@@ -26,7 +26,8 @@ use super::{CONFIG_HELP, read_config};
 use crate::emit::{Emit, Emitter, Layout, Record, emitter};
 use crate::fingerprint::{self, Fingerprint, RunFingerprint};
 use crate::pipeline::{
-    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, NoticeSink, StopSignal,
+    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, Notice, NoticeSink,
+    StopSignal,
 };
 
 /// Flags of the bare form.
@@ -110,6 +111,7 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
             .and_then(|id| i32::try_from(id).ok())
             .unwrap_or(0),
         fingerprints: true,
+        positions: output.emit != Emit::Summary,
         dataset_fingerprint: fingerprint,
         start: plan.first,
         epochs: Some(plan.last.0 + 1),
@@ -149,7 +151,8 @@ struct Streamed {
 fn notices(progress: &Progress, quiet: bool) -> NoticeSink {
     let progress = progress.clone();
     NoticeSink::new(move |notice| {
-        if !quiet {
+        // The header has said what the order has to say.
+        if !quiet && !matches!(notice, Notice::Order(_)) {
             progress.suspend(|| eprint(&format!("note: {notice}\n")));
         }
     })
@@ -194,7 +197,7 @@ fn stream(
                 global_micro_step: step.epoch * plan.per_epoch + step.micro_step,
                 rank: micro_batch.rank,
                 rows: &micro_batch.rows[..rows],
-                positions: &micro_batch.positions[..rows],
+                positions: micro_batch.positions.map_or(&[], |positions| &positions[..rows]),
                 tokens: &micro_batch.tokens[..rows * micro_batch.seq_length],
                 fingerprint: Some(Fingerprint::combine(digests.iter().map(|&(_, digest)| digest))),
             };

@@ -29,6 +29,8 @@ pub struct BatchShape {
     pub outputs: Outputs,
     /// Whether rows carry their fingerprints.
     pub fingerprints: bool,
+    /// Whether rows carry their positions.
+    pub positions: bool,
 }
 
 impl BatchShape {
@@ -171,7 +173,7 @@ impl BatchBuffer {
             sections,
             step: BatchStep::default(),
             rows: vec![0; rows],
-            positions: vec![0; rows],
+            positions: vec![0; if shape.positions { rows } else { 0 }],
             deal_indices: vec![0; rows],
             padding: vec![false; rows],
             lens: vec![0; rows],
@@ -321,7 +323,7 @@ impl BatchBuffer {
                 .cu_seqlens
                 .then(|| self.words(s.cu_seqlens + index * per_rank * 4, self.documents[index])),
             rows: &self.rows[rows.clone()],
-            positions: &self.positions[rows.clone()],
+            positions: self.shape.positions.then(|| &self.positions[rows.clone()]),
             deal_indices: &self.deal_indices[rows.clone()],
             padding: &self.padding[rows.clone()],
             lens: &self.lens[rows.clone()],
@@ -356,8 +358,8 @@ pub struct MicroBatch<'a> {
     pub cu_seqlens: Option<&'a [i32]>,
     /// Rows of the stored table.
     pub rows: &'a [SampleId],
-    /// Indices after the order's own dataset shuffle.
-    pub positions: &'a [u64],
+    /// Indices after the order's own dataset shuffle, where asked for.
+    pub positions: Option<&'a [u64]>,
     /// Positions in the epoch's dealt list.
     pub deal_indices: &'a [u64],
     /// The row repeats a sample of its epoch, because the order pads its end.
@@ -381,15 +383,13 @@ impl<'a> MicroBatch<'a> {
 pub struct Batch {
     /// Always present until drop.
     buffer: Option<Box<BatchBuffer>>,
-    seq: u64,
     lanes: std::sync::Arc<Lanes>,
 }
 
 impl Batch {
-    pub(crate) fn new(buffer: Box<BatchBuffer>, seq: u64, lanes: std::sync::Arc<Lanes>) -> Batch {
+    pub(crate) fn new(buffer: Box<BatchBuffer>, lanes: std::sync::Arc<Lanes>) -> Batch {
         Batch {
             buffer: Some(buffer),
-            seq,
             lanes,
         }
     }
@@ -409,7 +409,7 @@ impl Deref for Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.lanes.give_back(self.seq, buffer);
+            self.lanes.give_back(buffer);
         }
     }
 }

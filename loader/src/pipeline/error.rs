@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use ceteris_samplers::{OrderError, SampleId};
+use ceteris_samplers::SampleId;
 
 use super::buffer::AllocationError;
 use super::state::StateError;
@@ -79,12 +79,10 @@ pub enum LoaderError {
     },
     /// There is nothing to deliver.
     #[error(
-        "epoch {epoch} has no micro-step: {num_samples} samples over {world_size} ranks with micro-batches of \
+        "there is no micro-step to deliver: {num_samples} samples over {world_size} ranks with micro-batches of \
          {micro_batch_size}"
     )]
     EmptyEpoch {
-        /// The epoch.
-        epoch: u64,
         /// Samples of the dataset.
         num_samples: u64,
         /// Ranks.
@@ -93,15 +91,6 @@ pub enum LoaderError {
         micro_batch_size: u64,
     },
     /// An epoch of the order cannot be built.
-    #[error("epoch {epoch} cannot be built")]
-    Epoch {
-        /// The epoch.
-        epoch: u64,
-        /// Why.
-        #[source]
-        source: Box<OrderError>,
-    },
-    /// An epoch of the order could not be built in the background.
     #[error("epoch {epoch} cannot be built: {message}")]
     EpochFailed {
         /// The epoch.

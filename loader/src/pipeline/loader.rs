@@ -9,13 +9,14 @@ use ceteris_samplers::Order;
 use crossbeam::sync::{Parker, Unparker};
 
 use super::batch::{Batch, BatchBuffer, BatchShape, BatchStep};
+use super::elastic::{ElasticReport, deal_end, seek};
 use super::epochs::{EpochPlan, EpochWindow};
 use super::error::LoaderError;
 use super::metrics::LoaderMetrics;
-use super::options::LoaderOptions;
+use super::options::{LoaderOptions, Notice};
 use super::ring::{ConsumerEnd, Job, Lanes, Taken, WorkerEnd, ring};
 use super::stall::Watch;
-use super::state::{DatasetIdentity, LoaderState, STATE_VERSION, SourceCount, StateError, layout};
+use super::state::{DatasetIdentity, LoaderState, STATE_VERSION, SourceCount, StateError};
 use super::worker::{Assembler, Scratch, Status};
 use crate::source::Source;
 
@@ -47,6 +48,14 @@ pub struct Loader {
     metrics: LoaderMetrics,
     dataset: DatasetIdentity,
     progress: Progress,
+}
+
+/// Where a loader's start comes from.
+enum Origin {
+    /// `options.start`: what a run has consumed there follows from the order.
+    Options,
+    /// A state.
+    State(Option<ElasticReport>),
 }
 
 /// What has been consumed, as of the last batch taken.
@@ -87,8 +96,8 @@ impl Loader {
     /// Starts a loader at `options.start`. The first epoch is built before this returns; no sample is read by it, only
     /// by the workers it starts.
     ///
-    /// Counters of the run (`global_micro_step`, `global_step`, `consumed_samples`) count from `options.start`
-    /// as if the epochs before it had been run in full.
+    /// Counters of the run (`global_micro_step`, `global_step`, `consumed_samples`) are those of a run from epoch 0 that
+    /// has come to `options.start`; counts by part of the dataset start at 0.
     ///
     /// # Errors
     /// Options that make no sense, an order of another size than the source, an epoch without micro-steps, memory.
@@ -98,13 +107,16 @@ impl Loader {
         options: LoaderOptions,
     ) -> Result<Loader, LoaderError> {
         let parts = source.part_names().len().max(1);
-        let progress = Progress {
+        let (epoch, micro_step) = options.start;
+        let at = Progress {
             next: options.start,
-            global_micro_step: 0,
-            global_step: 0,
+            global_micro_step: epoch
+                .saturating_mul(order.micro_steps_per_epoch())
+                .saturating_add(micro_step),
+            global_step: epoch.saturating_mul(order.steps_per_epoch()),
             consumed: vec![0; parts],
         };
-        Loader::start(source, order, options, progress)
+        Loader::start(source, order, options, at, Origin::Options)
     }
 
     /// Goes on where `state` stands: the batches are those the interrupted run would have delivered next, at the cost of
@@ -119,14 +131,7 @@ impl Loader {
         state: &LoaderState,
     ) -> Result<Loader, LoaderError> {
         let now = blank_state(&*source, &*order, &options);
-        let mut differences = state.differences(&now);
-        if state.geometry != order.geometry() {
-            differences.push(super::state::Difference {
-                what: "layout".to_owned(),
-                saved: layout(state.geometry),
-                now: layout(order.geometry()),
-            });
-        }
+        let differences = state.differences(&now);
         if !differences.is_empty() {
             return Err(StateError::Mismatch { differences }.into());
         }
@@ -145,21 +150,14 @@ impl Loader {
                 .map(|name| of(name).map_or(0, |c| c.samples))
                 .collect()
         };
-        let progress = Progress {
-            next: (state.epoch, state.micro_step),
-            global_micro_step: state.global_micro_step,
-            global_step: state.global_step,
+        let seek = seek(state, &*order, options.allow_global_batch_change)?;
+        let at = Progress {
+            next: seek.next,
+            global_micro_step: seek.global_micro_step,
+            global_step: seek.global_step,
             consumed,
         };
-        Loader::start(
-            source,
-            order,
-            LoaderOptions {
-                start: progress.next,
-                ..options
-            },
-            progress,
-        )
+        Loader::start(source, order, options, at, Origin::State(seek.report))
     }
 
     fn start(
@@ -167,8 +165,13 @@ impl Loader {
         order: Arc<dyn Order>,
         options: LoaderOptions,
         mut progress: Progress,
+        origin: Origin,
     ) -> Result<Loader, LoaderError> {
         options.check()?;
+        let (fresh, mut report) = match origin {
+            Origin::Options => (true, None),
+            Origin::State(report) => (false, report),
+        };
         if order.num_samples() != source.num_samples() {
             return Err(LoaderError::SizeMismatch {
                 order: order.num_samples(),
@@ -201,18 +204,49 @@ impl Loader {
                 .intersection(options.outputs)
                 .union(outputs),
             fingerprints: options.fingerprints,
+            positions: options.positions,
         });
         let parts = progress.consumed.len();
+        let (micro_steps, steps) = (order.micro_steps_per_epoch(), order.steps_per_epoch());
+        if micro_steps == 0 {
+            return Err(LoaderError::EmptyEpoch {
+                num_samples: order.num_samples(),
+                world_size: geometry.world_size,
+                micro_batch_size: geometry.micro_batch_size,
+            });
+        }
+        let per_epoch = micro_steps.max(order.num_positions());
+        if progress
+            .next
+            .0
+            .checked_add(1)
+            .and_then(|epochs| epochs.checked_mul(per_epoch))
+            .is_none()
+        {
+            return Err(LoaderError::Option {
+                option: "epoch",
+                reason: format!("epoch {} is past what 64-bit counters hold", progress.next.0),
+            });
+        }
+        let end = [options.epochs, order.num_epochs()].into_iter().flatten().min();
         let plan = EpochPlan {
             first: progress.next,
-            base: (progress.global_micro_step, progress.global_step),
-            end: options.epochs,
+            micro_steps,
+            steps,
+            end,
             limit: options.max_micro_steps,
         };
         let window = EpochWindow::new(Arc::clone(&order), plan)?;
         if let Some(first) = window.peek(0) {
-            progress.global_micro_step = first.step.global_micro_step;
             progress.global_step = first.step.global_step;
+            if let ([only], true) = (&mut progress.consumed[..], fresh) {
+                let end = deal_end(&*first.index, geometry);
+                let within = first.step.micro_step * geometry.samples_per_micro_step();
+                *only = first.step.epoch * end + within.min(end);
+            }
+            if let Some(report) = &mut report {
+                report.name_rows(&*first.index, &*source);
+            }
         }
         let count = options.prefetch + 1;
         let mut buffers = Vec::with_capacity(count);
@@ -251,6 +285,12 @@ impl Loader {
             progress,
             options,
         };
+        for warning in loader.order.spec().warnings() {
+            loader.options.notices.send(&Notice::Order(warning));
+        }
+        if let Some(report) = report {
+            loader.options.notices.send(&Notice::Elastic(Box::new(report)));
+        }
         loader.start_threads(ends, parker)?;
         Ok(loader)
     }
@@ -311,7 +351,7 @@ impl Loader {
                 buffer.metrics.occupancy = occupancy;
                 self.metrics.add(&buffer.metrics);
                 self.progress.advance(&buffer.step, &buffer.consumed);
-                let batch = Batch::new(buffer, self.seq, Arc::clone(&self.lanes));
+                let batch = Batch::new(buffer, Arc::clone(&self.lanes));
                 self.lanes.take();
                 self.seq += 1;
                 Ok(Some(batch))
@@ -342,6 +382,9 @@ impl Loader {
         loop {
             self.check_stop()?;
             self.consumer.collect();
+            if let Some(error) = self.consumer.take_old_failure(FAILURE_GRACE) {
+                return Err(*error);
+            }
             let occupancy = self.consumer.occupancy();
             match self.consumer.take(self.seq, wait) {
                 Taken::Ready(buffer) => return Ok(Some((buffer, occupancy))),
@@ -353,9 +396,6 @@ impl Loader {
                     });
                 }
                 Taken::NotYet => {
-                    if let Some(error) = self.consumer.take_old_failure(FAILURE_GRACE) {
-                        return Err(*error);
-                    }
                     if self.lanes.held() == self.buffers {
                         return Err(LoaderError::AllBuffersHeld {
                             buffers: self.buffers,

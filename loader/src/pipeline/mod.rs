@@ -23,6 +23,7 @@
 mod batch;
 mod buffer;
 mod documents;
+mod elastic;
 mod epochs;
 mod error;
 mod loader;
@@ -38,6 +39,7 @@ mod worker;
 pub use batch::{Batch, BatchBuffer, BatchShape, BatchStep, MicroBatch};
 pub use buffer::{AllocationError, BUFFER_ALIGN, BufferAllocator, BufferMemory, PlainMemory};
 pub use documents::{DocumentRule, Marker};
+pub use elastic::ElasticReport;
 pub use error::{LoaderError, SampleAt, StepAt};
 pub use loader::Loader;
 pub use metrics::{BatchMetrics, LoaderMetrics};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::buffer::{BufferAllocator, PlainMemory};
 use super::documents::DocumentRule;
+use super::elastic::ElasticReport;
 use super::error::LoaderError;
 use super::signals::StopSignal;
 use crate::collate::{Collator, Outputs, TokensOnly};
@@ -79,7 +80,7 @@ pub enum Notice {
     /// What the order has to say about its options, once a run.
     Order(String),
     /// A run goes on under another layout.
-    Elastic(String),
+    Elastic(Box<ElasticReport>),
 }
 
 impl fmt::Display for Notice {
@@ -95,7 +96,8 @@ impl fmt::Display for Notice {
                     "stall: waited {seconds} s for global micro-step {global_micro_step}: {doing}"
                 )
             }
-            Notice::Order(text) | Notice::Elastic(text) => f.write_str(text),
+            Notice::Order(text) => f.write_str(text),
+            Notice::Elastic(report) => report.fmt(f),
         }
     }
 }
@@ -149,10 +151,15 @@ pub struct LoaderOptions {
     pub documents: Option<DocumentRule>,
     /// Have the workers compute the fingerprint of each row.
     pub fingerprints: bool,
+    /// Also give each row's index after the order's dataset shuffle, where that costs another 4 bytes a sample of
+    /// memory for each epoch alive.
+    pub positions: bool,
     /// Epoch and micro-step within it that come first.
     pub start: (u64, u64),
     /// Epochs of the run, counted from epoch 0; `None` runs for ever.
     pub epochs: Option<u64>,
+    /// Resume also under a layout with another global batch; the report says what repeats and what is skipped.
+    pub allow_global_batch_change: bool,
     /// Micro-steps this loader delivers at most.
     pub max_micro_steps: Option<u64>,
     /// Page-in ahead of reads.
@@ -189,8 +196,10 @@ impl LoaderOptions {
             outputs: Outputs::ALL,
             documents: None,
             fingerprints: false,
+            positions: false,
             start: (0, 0),
             epochs: None,
+            allow_global_batch_change: false,
             max_micro_steps: None,
             page_in: PageIn::Auto,
             page_in_micro_steps: 2,

@@ -1,16 +1,17 @@
 //! The ring of batch buffers, as credits over crossbeam channels.
 //!
-//! `buffers` buffers go round. A buffer that comes back from micro-step `s` of the run (counted from where this loader
-//! started) is the credit to assemble `s + buffers`, and goes straight to the one worker that assembles it,
-//! `(s + buffers) mod workers`. So no worker can hold a buffer that a more urgent micro-step needs, at any ratio of
-//! workers to buffers, and back-pressure is the absence of credits. Finished buffers come back over one channel in any
-//! order; the consumer puts them in micro-step order in a table of `buffers` entries, in which two live micro-steps
-//! never share one.
+//! `buffers` buffers go round. A buffer that comes back becomes the credit to assemble the next micro-step nobody has a
+//! buffer for yet, and goes straight to the one worker that assembles it: `seq mod workers`, `seq` counted from where
+//! this loader started. Credits are given in micro-step order, so a more urgent micro-step always has its buffer first, at
+//! any ratio of workers to buffers and in whatever order the consumer gives buffers back; back-pressure is the absence of
+//! credits. Finished buffers come back over one channel in any order; the consumer puts them in micro-step order in a
+//! table of `buffers` entries. Every micro-step under way holds a buffer and they are consecutive, so no two share an
+//! entry.
 //!
 //! All queues are bounded by the number of buffers and allocated up front: nothing here allocates afterwards, and no
 //! send can block.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
@@ -42,7 +43,8 @@ pub(crate) enum Done {
 #[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: Vec<Sender<Job>>,
-    buffers: u64,
+    /// Next micro-step to get a buffer.
+    next: AtomicU64,
     held: AtomicUsize,
 }
 
@@ -54,17 +56,18 @@ impl Lanes {
 
     /// Buffers in the consumer's hands.
     pub(crate) fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.held.load(Ordering::Acquire)
     }
 
-    /// Turns the buffer of micro-step `seq` into the credit for a later one. After the end of the workers the buffer is
-    /// freed.
-    pub(crate) fn give_back(&self, seq: u64, buffer: Box<BatchBuffer>) {
-        self.held.fetch_sub(1, Ordering::Relaxed);
-        self.send(seq + self.buffers, buffer);
+    /// Turns a buffer the consumer held into a credit. After the end of the workers it is freed.
+    pub(crate) fn give_back(&self, buffer: Box<BatchBuffer>) {
+        self.credit(buffer);
+        // Counted last: while the consumer sees all buffers held, none is under way to a worker.
+        self.held.fetch_sub(1, Ordering::Release);
     }
 
-    fn send(&self, seq: u64, buffer: Box<BatchBuffer>) {
+    fn credit(&self, buffer: Box<BatchBuffer>) {
+        let seq = self.next.fetch_add(1, Ordering::Relaxed);
         let lane = &self.lanes[(seq % self.lanes.len() as u64) as usize];
         // A lane has room for every buffer and the stop message, so this fails only when the worker is gone.
         drop(lane.try_send(Job::Assemble(seq, buffer)));
@@ -93,6 +96,7 @@ pub(crate) struct ConsumerEnd {
     done: Receiver<Done>,
     waiting: Vec<Option<Done>>,
     ready: usize,
+    failures: usize,
 }
 
 /// What waiting for a micro-step came to.
@@ -128,11 +132,11 @@ pub(crate) fn ring(
     }
     let lanes = Lanes {
         lanes,
-        buffers: count as u64,
+        next: AtomicU64::new(0),
         held: AtomicUsize::new(0),
     };
-    for (seq, buffer) in buffers.into_iter().enumerate() {
-        lanes.send(seq as u64, Box::new(buffer));
+    for buffer in buffers {
+        lanes.credit(Box::new(buffer));
     }
     let mut waiting = Vec::with_capacity(count);
     waiting.resize_with(count, || None);
@@ -143,6 +147,7 @@ pub(crate) fn ring(
             done: done_receive,
             waiting,
             ready: 0,
+            failures: 0,
         },
     )
 }
@@ -157,6 +162,7 @@ impl ConsumerEnd {
             Done::Ready(seq, _) | Done::End(seq) | Done::Failed(seq, ..) => *seq,
         };
         self.ready += usize::from(matches!(done, Done::Ready(..)));
+        self.failures += usize::from(matches!(done, Done::Failed(..)));
         let slot = self.slot(seq);
         debug_assert!(self.waiting[slot].is_none(), "two live micro-steps in one slot");
         self.waiting[slot] = Some(done);
@@ -206,6 +212,9 @@ impl ConsumerEnd {
 
     /// Takes a failure that is older than `age`, whatever micro-step it belongs to, the earliest micro-step first.
     pub(crate) fn take_old_failure(&mut self, age: Duration) -> Option<Box<LoaderError>> {
+        if self.failures == 0 {
+            return None;
+        }
         let slot = self
             .waiting
             .iter()

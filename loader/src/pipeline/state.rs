@@ -138,6 +138,21 @@ pub enum StateError {
         /// Micro-steps of that epoch.
         micro_steps: u64,
     },
+    /// The counters contradict each other.
+    #[error(
+        "the state's counters contradict each other: micro-step {micro_step} of epoch {epoch} with {micro_steps} \
+         micro-steps an epoch is not global micro-step {global}"
+    )]
+    Counters {
+        /// Epoch of the state.
+        epoch: u64,
+        /// Micro-step of the state.
+        micro_step: u64,
+        /// Micro-steps of an epoch.
+        micro_steps: u64,
+        /// Global micro-step of the state.
+        global: u64,
+    },
     /// Another layout, and the order's samples depend on the layout.
     #[error(
         "order {order} deals other samples under another layout, so a run of {saved} cannot be resumed with {now}"
@@ -149,6 +164,14 @@ pub enum StateError {
         saved: String,
         /// Layout now.
         now: String,
+    },
+    /// The state's epoch cannot be built.
+    #[error("epoch {epoch} of the state cannot be built: {reason}")]
+    Order {
+        /// Epoch of the state.
+        epoch: u64,
+        /// Why.
+        reason: String,
     },
     /// Another global batch.
     #[error(

@@ -254,7 +254,9 @@ impl Assembler {
                     valid += 1;
                     status.sample(sample, rank, slot as u64);
                     buffer.rows[row] = self.source.stored_row(sample);
-                    buffer.positions[row] = index.position(place).unwrap_or(sample);
+                    if self.shape.positions {
+                        buffer.positions[row] = index.position(place).unwrap_or(sample);
+                    }
                     buffer.deal_indices[row] = index.deal_index(place).unwrap_or(0);
                     buffer.padding[row] = index.is_padding(place);
                 }
