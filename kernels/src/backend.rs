@@ -89,7 +89,7 @@ pub struct Memory {
 ///
 /// The same inputs give the same bits on every run and, on a CPU, for every number of threads.
 /// Freshly made executors hold zeros in persistent buffers.
-pub trait Executor {
+pub trait Executor: Send {
     /// The plan.
     fn plan(&self) -> &Plan;
 
@@ -139,6 +139,9 @@ pub trait Executor {
 
     /// Memory held.
     fn memory(&self) -> Memory;
+
+    /// Fills everything that does not persist with NaN: a test then sees what reads memory that nothing wrote.
+    fn poison(&mut self);
 }
 
 /// Reads a whole buffer as f64.

@@ -4,6 +4,9 @@
 //! ([`backend::Executor`]) walks it. The CPU executor ([`cpu`]) computes in f32 or f64 with the same code; its results
 //! have the same bits for every number of threads, and it is the oracle for every other executor.
 
+pub mod arena;
 pub mod backend;
+pub mod conformance;
+pub mod cpu;
 pub mod ops;
 pub mod plan;

@@ -1,7 +1,6 @@
 //! The static plan of a training step: a list of fused operators over buffers whose shapes and roles are fixed at
 //! start. A model is a function that emits a plan once; executors ([`crate::cpu`], later CUDA) only walk it. There
-//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]), recomputation
-//! ([`crate::recompute`]) and profiling are passes over the same list.
+//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]) and profiling are passes over the same list.
 //!
 //! # Rows, sequences, documents
 //! A micro-batch is `micro_batch_size` sequences of `seq_length` tokens, stored as
@@ -74,6 +73,8 @@ pub struct Buffer {
     pub role: Role,
     /// Kept until the end of the step although its role is not persistent, so that the host can read it.
     pub keep: bool,
+    /// Written by the host before the step although its role is not persistent.
+    pub input: bool,
 }
 
 impl Buffer {
@@ -353,6 +354,7 @@ impl PlanBuilder {
             shape: shape.to_vec(),
             role,
             keep: false,
+            input: false,
         });
         id
     }
@@ -360,6 +362,12 @@ impl PlanBuilder {
     /// Marks a buffer to be kept until the end of the step, so that the host can read it.
     pub fn keep(&mut self, id: BufferId) {
         self.buffers[id.index()].keep = true;
+    }
+
+    /// Marks a buffer to be written by the host before a step: recurrent states, or an operator's operands in a test.
+    /// It has memory of its own for the whole step.
+    pub fn input(&mut self, id: BufferId) {
+        self.buffers[id.index()].input = true;
     }
 
     /// The buffer behind an id.
@@ -469,7 +477,11 @@ impl Plan {
         }
         // Evaluate follows nothing; the other four follow each other.
         for run in [&Section::ALL[..4], &Section::ALL[4..]] {
-            let mut written: Vec<bool> = self.buffers.iter().map(|b| b.role.persistent()).collect();
+            let mut written: Vec<bool> = self
+                .buffers
+                .iter()
+                .map(|b| b.role.persistent() || b.input)
+                .collect();
             for op in run.iter().flat_map(|&s| self.ops(s)) {
                 op.check(self)?;
                 self.check_operands(op, &mut written)?;

@@ -4,10 +4,20 @@ use super::check::Checker;
 use super::operands;
 use crate::plan::{BufferId, Columns, Plan, PlanError};
 
+/// Activation of the gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GateActivation {
+    /// `silu(x) = x · sigmoid(x)`.
+    #[default]
+    Swish,
+    /// `sigmoid(x)`.
+    Sigmoid,
+}
+
 /// For each row and head of V values: `rstd = 1 / sqrt(mean(x²) + eps)`,
-/// `out = x · rstd · weight · silu(gate)`; without a gate (`use_gate: false`) `out = x · rstd · weight`.
+/// `out = x · rstd · weight · activation(gate)`; without a gate (`use_gate: false`) `out = x · rstd · weight`.
 ///
-/// Source: flash-linear-attention 0.6.0 `FusedRMSNormGated` with `swish`. Shapes: x, gate, out `[rows, heads · V]`;
+/// Source: flash-linear-attention 0.6.0 `FusedRMSNormGated`. Shapes: x, gate, out `[rows, heads · V]`;
 /// weight `[V]` (shared by the heads); rstd `[rows, heads]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedRmsNorm {
@@ -23,10 +33,12 @@ pub struct GatedRmsNorm {
     pub rstd: BufferId,
     /// Added to the mean square.
     pub eps: f64,
+    /// Of the gate.
+    pub activation: GateActivation,
 }
 
-/// Gradient of [`GatedRmsNorm`]: with `x̂ = x · rstd`, `s = silu(gate)`, `w = dout · weight · s`,
-/// `dx = rstd · (w - x̂ · mean(w · x̂))`, `dgate = dout · x̂ · weight · silu'(gate)`,
+/// Gradient of [`GatedRmsNorm`]: with `x̂ = x · rstd`, `s = activation(gate)`, `w = dout · weight · s`,
+/// `dx = rstd · (w - x̂ · mean(w · x̂))`, `dgate = dout · x̂ · weight · activation'(gate)`,
 /// `dweight += Σ_{rows, heads} dout · s · x̂`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedRmsNormBackward {
@@ -46,6 +58,8 @@ pub struct GatedRmsNormBackward {
     pub dgate: Option<Columns>,
     /// Gradient of the scale, accumulated.
     pub dweight: BufferId,
+    /// Of the gate.
+    pub activation: GateActivation,
 }
 
 operands!(GatedRmsNorm { Read: x, gate, weight; Write: out, rstd });

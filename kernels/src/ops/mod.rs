@@ -26,7 +26,7 @@ pub use adamw::{AdamW, AdamWTensor, Decay, HYPER_LEARNING_RATE, HYPER_LEN, HYPER
 pub use cross_entropy::{IGNORE_INDEX, LinearCrossEntropy, LossGradients};
 pub use delta_rule::{CHUNK, DeltaRule, DeltaRuleBackward, DeltaRuleShape};
 pub use embedding::{Embedding, EmbeddingBackward};
-pub use gated_rms_norm::{GatedRmsNorm, GatedRmsNormBackward};
+pub use gated_rms_norm::{GateActivation, GatedRmsNorm, GatedRmsNormBackward};
 pub use gates::{Gates, GatesBackward};
 pub use global_norm::GlobalNorm;
 pub use linear::{Linear, LinearBackwardInput, LinearBackwardWeight};

@@ -9,12 +9,12 @@ pub const L2_EPS: f64 = 1e-6;
 
 /// For each channel `c` and position `t` of a document:
 /// `z[t, c] = Σ_j weight[c, j] · x[t - (W - 1) + j, c]` (zero before the document's first position),
-/// `s = silu(z)`; then the first `norm_heads` groups of `head_dim` channels are normalised,
+/// `s = silu(z)` (or `s = z` without `silu`); then the first `norm_heads` groups of `head_dim` channels are normalised,
 /// `out = s / sqrt(Σ_group s² + 1e-6)`, and the other channels are `out = s`.
 ///
 /// Source: flash-linear-attention 0.6.0 `ShortConvolution` (depthwise, causal, no bias, SiLU) of q, k and v and
 /// `l2norm` (epsilon inside the root, on the sum of squares) of q and k. Shapes: x `[rows, d]` (columns of the fused
-/// projection, q then k then v), weight `[d, W]` (the three convolutions one after the other), out `[rows, d]`.
+/// projection, q then k then v), weight `[d, W]` or `[d, 1, W]` (the three convolutions one after the other), out `[rows, d]`.
 /// Without a weight (`use_short_conv: false`) `z = x`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConv {
@@ -24,6 +24,8 @@ pub struct ShortConv {
     pub weight: Option<BufferId>,
     /// q, k (normalised) and v.
     pub out: BufferId,
+    /// Whether SiLU is applied, as the model does.
+    pub silu: bool,
     /// Document offsets.
     pub documents: BufferId,
     /// Number of groups that are normalised: query heads plus key heads.
@@ -45,6 +47,8 @@ pub struct ShortConvBackward {
     pub dx: Columns,
     /// Gradient of the taps, accumulated; given exactly when `weight` is.
     pub dweight: Option<BufferId>,
+    /// As in the forward operator.
+    pub silu: bool,
     /// Document offsets.
     pub documents: BufferId,
     /// As in the forward operator.
