@@ -1,6 +1,7 @@
 //! The static plan of a training step: a list of fused operators over buffers whose shapes and roles are fixed at
 //! start. A model is a function that emits a plan once; executors ([`crate::cpu`], later CUDA) only walk it. There
-//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]) and profiling are passes over the same list.
+//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]) and profiling are passes over the
+//! same list.
 //!
 //! # Rows, sequences, documents
 //! A micro-batch is `micro_batch_size` sequences of `seq_length` tokens, stored as
