@@ -1,8 +1,9 @@
-//! What a path holds, for people and programs: kind, splits, shards, columns, row lengths, indices tables, oddities.
+//! What a path holds, for people and programs: kind, splits, shards, columns, row lengths, indices tables,
+//! oddities.
 //!
-//! Reads what opening reads (metadata, batch headers, list offsets) plus, when a fingerprint is asked for, the
-//! bytes its mode takes. Nothing is decoded, applied or written. What is wrong with a shard is reported beside the
-//! others instead of ending the inspection.
+//! Reads what opening reads (metadata, batch headers, list offsets) plus, when a fingerprint is asked for,
+//! the bytes its mode takes. Nothing is decoded, applied or written. What is wrong with a shard is reported
+//! beside the others instead of ending the inspection.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -29,7 +29,8 @@ pub fn row(source: &dyn Source, id: u64) -> Result<Vec<i32>, String> {
     }
 }
 
-/// SHA-256 over the tokens of the samples in the sequence given, as little-endian i32: the recordings' block and stream hash.
+/// SHA-256 over the tokens of the samples in the sequence given, as little-endian i32: the recordings' block
+/// and stream hash.
 ///
 /// # Errors
 /// As [`row`].

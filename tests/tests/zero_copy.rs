@@ -1,4 +1,5 @@
-//! Opening and reading allocate nothing in proportion to the tokens: counted by an allocator around the system's.
+//! Opening and reading allocate nothing in proportion to the tokens: counted by an allocator around the
+//! system's.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

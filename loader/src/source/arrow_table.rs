@@ -1,8 +1,9 @@
 //! One integer-list column over many mapped Arrow files: random access from row to tokens.
 //!
-//! Opening reads headers and offsets only (see `ipc_walk`), several files at a time. Memory: about 60 bytes per record
-//! batch and nothing per row. A row costs one look-up (constant for batches of like size, logarithmic at worst), then
-//! one copy out of the map; rows of one length need no offset read. Nothing is allocated.
+//! Opening reads headers and offsets only (see `ipc_walk`), several files at a time. Memory: about 60 bytes
+//! per record batch and nothing per row. A row costs one look-up (constant for batches of like size,
+//! logarithmic at worst), then one copy out of the map; rows of one length need no offset read. Nothing is
+//! allocated.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,8 @@ pub(crate) fn open_file(shard: &Shard, choose: Choose<'_>) -> Result<OpenFile, S
     Ok(OpenFile { map, layout })
 }
 
-/// Opens all files, in parallel; the result and the error reported (that of the first bad file) do not depend on it.
+/// Opens all files, in parallel; the result and the error reported (that of the first bad file) do not depend
+/// on it.
 ///
 /// # Errors
 /// As [`open_file`].
@@ -130,7 +132,8 @@ impl ArrowTable {
     /// Puts opened files behind each other.
     ///
     /// # Errors
-    /// [`SourceError::Null`] for the first null, [`SourceError::Corrupt`] when files disagree about the column's type.
+    /// [`SourceError::Null`] for the first null, [`SourceError::Corrupt`] when files disagree about the
+    /// column's type.
     pub(crate) fn new(files: Vec<OpenFile>) -> Result<Self, SourceError> {
         let kind_of = |layout: &FileLayout| -> Option<(Column, IntType)> {
             let column = layout.columns.list.get(layout.column?)?.clone();
@@ -399,7 +402,8 @@ fn read<const N: usize>(map: &MappedFile, at: u64) -> Result<[u8; N], SourceErro
     Ok(bytes)
 }
 
-/// A non-negative little-endian integer of 4 or 8 bytes; a negative one becomes huge and fails the bounds check.
+/// A non-negative little-endian integer of 4 or 8 bytes; a negative one becomes huge and fails the bounds
+/// check.
 #[inline]
 fn le(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0u64, |sum, &b| sum << 8 | u64::from(b))

@@ -1,14 +1,17 @@
-//! Decoded copies of token files that cannot be memory-mapped: Parquet, and Arrow with compressed record batches.
+//! Decoded copies of token files that cannot be memory-mapped: Parquet, and Arrow with compressed record
+//! batches.
 //!
-//! Random access into such files would decode a whole page or batch per row. So each dataset is decoded once, column by column of
-//! interest, into a folder of plain Arrow streams of int32 rows, which is then mapped like any other. The folder is a
-//! `save_to_disk` folder, so `datasets.load_from_disk` opens it too.
+//! Random access into such files would decode a whole page or batch per row. So each dataset is decoded once,
+//! column by column of interest, into a folder of plain Arrow streams of int32 rows, which is then mapped
+//! like any other. The folder is a `save_to_disk` folder, so `datasets.load_from_disk` opens it too.
 //!
-//! Where: `decode_cache` of the options, else `$CETERIS_CACHE`, else `$XDG_CACHE_HOME/ceteris` or `~/.cache/ceteris`; there in
-//! `decoded-<key>`, the key being a hash of the column and of each source file's name, length, modification time and sampled content.
-//! Cost: 4 bytes of disk per token, once. Memory: one batch of at most 1000 rows or 4 MiB per file worked on (for compressed Arrow:
-//! one batch as the file has it). Checked at every use: the manifest, and length and sampled BLAKE3 of each copy; a copy that does
-//! not fit is made again. Writes are atomic: made in a temporary folder beside it, synced, renamed; of two processes one wins.
+//! Where: `decode_cache` of the options, else `$CETERIS_CACHE`, else `$XDG_CACHE_HOME/ceteris` or
+//! `~/.cache/ceteris`; there in `decoded-<key>`, the key being a hash of the column and of each source file's
+//! name, length, modification time and sampled content. Cost: 4 bytes of disk per token, once. Memory: one
+//! batch of at most 1000 rows or 4 MiB per file worked on (for compressed Arrow: one batch as the file has
+//! it). Checked at every use: the manifest, and length and sampled BLAKE3 of each copy; a copy that does not
+//! fit is made again. Writes are atomic: made in a temporary folder beside it, synced, renamed; of two
+//! processes one wins.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -76,7 +79,8 @@ pub(crate) struct Plan {
 /// The decoded copy of parquet files, made if there is none.
 ///
 /// # Errors
-/// [`SourceError`] for files that cannot be read or decoded, values that are no token ids, and a cache that cannot be written.
+/// [`SourceError`] for files that cannot be read or decoded, values that are no token ids, and a cache that
+/// cannot be written.
 pub(crate) fn parquet(
     paths: &[PathBuf],
     options: &SourceOptions,
@@ -146,7 +150,8 @@ fn cached(
     install(work, &dir, &sources, &options.column)
 }
 
-/// Moves a finished folder to its place; an outdated one there is removed, a good one (another process was faster) kept.
+/// Moves a finished folder to its place; an outdated one there is removed, a good one (another process was
+/// faster) kept.
 fn install(
     work: tempfile::TempDir,
     dir: &Path,

@@ -1,7 +1,8 @@
-//! Decodes the token column of Arrow IPC files whose record batches are compressed (Feather files usually are).
+//! Decodes the token column of Arrow IPC files whose record batches are compressed (Feather files usually
+//! are).
 //!
-//! Buffers were bounded by the walk over the file; the length each claims to have uncompressed is checked against what the batch's
-//! row and value counts ask for before anything of that size is allocated.
+//! Buffers were bounded by the walk over the file; the length each claims to have uncompressed is checked
+//! against what the batch's row and value counts ask for before anything of that size is allocated.
 
 use std::fs::File;
 use std::io::Read;

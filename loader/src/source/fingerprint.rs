@@ -1,13 +1,15 @@
 //! Fingerprint of a dataset's files, definition 1: finds other data, other shards, and rewritten files.
 //!
-//! - File: BLAKE3 over its bytes. Mode `full` takes all of them; mode `sampled` takes files of up to 1 MiB whole, and of larger
-//!   ones the 16 blocks of 65536 bytes at offsets `i * (length - 65536) / 15` (integer division), i = 0 to 15.
-//! - Dataset: BLAKE3 over the text `ceteris dataset 1`, a zero byte, the mode's name, a zero byte, then for each file in order:
-//!   the length of its name in bytes (u64), the name without folders (UTF-8), its length in bytes (u64) and its 32-byte hash.
-//!   Integers are little-endian.
+//! - File: BLAKE3 over its bytes. Mode `full` takes all of them; mode `sampled` takes files of up to 1 MiB
+//!   whole, and of larger ones the 16 blocks of 65536 bytes at offsets `i * (length - 65536) / 15` (integer
+//!   division), i = 0 to 15.
+//! - Dataset: BLAKE3 over the text `ceteris dataset 1`, a zero byte, the mode's name, a zero byte, then for
+//!   each file in order: the length of its name in bytes (u64), the name without folders (UTF-8), its length
+//!   in bytes (u64) and its 32-byte hash. Integers are little-endian.
 //!
-//! Sampled costs 1 MiB of reads per file and sees every change of length and any rewrite that is not confined to unread blocks;
-//! full sees every bit. Folders, times and owners are left out, so a copied dataset keeps its fingerprint.
+//! Sampled costs 1 MiB of reads per file and sees every change of length and any rewrite that is not confined
+//! to unread blocks; full sees every bit. Folders, times and owners are left out, so a copied dataset keeps
+//! its fingerprint.
 
 use std::fmt;
 use std::fs::File;
@@ -80,10 +82,12 @@ impl fmt::Display for DatasetFingerprint {
 }
 
 impl DatasetFingerprint {
-    /// Reads the files and computes the fingerprint; `progress` is told how many bytes were hashed since it was last called.
+    /// Reads the files and computes the fingerprint; `progress` is told how many bytes were hashed since it
+    /// was last called.
     ///
     /// # Errors
-    /// [`SourceError::Io`] for a file that cannot be read, [`SourceError::Changed`] for one that shrinks meanwhile.
+    /// [`SourceError::Io`] for a file that cannot be read, [`SourceError::Changed`] for one that shrinks
+    /// meanwhile.
     pub fn compute(
         paths: &[PathBuf],
         mode: FingerprintMode,
@@ -138,8 +142,9 @@ impl DatasetFingerprint {
         }
     }
 
-    /// The first difference from `recorded` to `self`, as a sentence naming the file; `None` when they agree. Fingerprints of
-    /// different modes are compared by names and lengths only, and said to be uncertain when those agree.
+    /// The first difference from `recorded` to `self`, as a sentence naming the file; `None` when they agree.
+    /// Fingerprints of different modes are compared by names and lengths only, and said to be uncertain when
+    /// those agree.
     pub fn difference(&self, recorded: &Self) -> Option<String> {
         let same_mode = self.mode == recorded.mode;
         for (i, old) in recorded.files.iter().enumerate() {

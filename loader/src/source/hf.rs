@@ -1,13 +1,15 @@
 //! Hugging Face datasets as a source: saved folders, split dictionaries, caches, plain Arrow files, Parquet.
 //!
-//! Samples are the rows of the stored table in the sequence `datasets.load_from_disk` (5.2.0) gives them, after the indices
-//! table if one is named and without the rows that `on_ragged: drop` leaves out. Token values are those stored, whatever the
-//! integer width. Opening reads metadata, batch headers and list offsets; nothing is allocated in proportion to the tokens
-//! (an indices table or dropped rows cost 4 bytes per sample). Reading a sample is one copy from the memory map.
+//! Samples are the rows of the stored table in the sequence `datasets.load_from_disk` (5.2.0) gives them,
+//! after the indices table if one is named and without the rows that `on_ragged: drop` leaves out. Token
+//! values are those stored, whatever the integer width. Opening reads metadata, batch headers and list
+//! offsets; nothing is allocated in proportion to the tokens (an indices table or dropped rows cost 4 bytes
+//! per sample). Reading a sample is one copy from the memory map.
 //!
-//! A file that shrinks or fails under the map is an error at the read that meets it, not SIGBUS (see `sigbus`); the one page in
-//! which a shortened file now ends is what [`Source::check_unchanged`] is for. Parquet and compressed Arrow cannot be mapped:
-//! they are decoded once into a cached Arrow folder (see `decode`).
+//! A file that shrinks or fails under the map is an error at the read that meets it, not SIGBUS (see
+//! `sigbus`); the one page in which a shortened file now ends is what [`Source::check_unchanged`] is for.
+//! Parquet and compressed Arrow cannot be mapped: they are decoded once into a cached Arrow folder (see
+//! `decode`).
 
 use std::path::{Path, PathBuf};
 
@@ -108,7 +110,8 @@ impl HfSource {
     /// Opens the dataset at `path`: a folder or a file of any kind listed in [`DatasetKind`].
     ///
     /// # Errors
-    /// [`SourceError`] with the file, row, column or option at fault and what to do about it. Nothing is half opened.
+    /// [`SourceError`] with the file, row, column or option at fault and what to do about it. Nothing is half
+    /// opened.
     ///
     /// # Example
     /// ```no_run
@@ -257,8 +260,8 @@ impl HfSource {
         DatasetFingerprint::compute(&self.files, mode, progress)
     }
 
-    /// Reads every token, so that ids outside the vocabulary are found before anything is delivered. `progress` is told how
-    /// many samples were read since it was last called.
+    /// Reads every token, so that ids outside the vocabulary are found before anything is delivered.
+    /// `progress` is told how many samples were read since it was last called.
     ///
     /// # Errors
     /// That of the first sample that cannot be read.

@@ -1,10 +1,11 @@
-//! What a path holds: which kind of dataset, its splits, the files of each in order, and what else lies there.
+//! What a path holds: which kind of dataset, its splits, the files of each in order, and what else lies
+//! there.
 //!
 //! Reads directory listings and the small JSON files only. Facts about layouts are those of datasets 5.2.0:
-//! `Dataset.save_to_disk` (`state.json` lists the shards), `DatasetDict.save_to_disk` (`dataset_dict.json`), and the
-//! cache folder of `load_dataset` (`naming.filenames_for_dataset_split`). Row counts in the `dataset_info.json` of a
-//! saved dataset may be those of an ancestor (`map` and `filter` leave them) and are not used; in a cache folder they
-//! are the builder's own and every file is checked against them.
+//! `Dataset.save_to_disk` (`state.json` lists the shards), `DatasetDict.save_to_disk` (`dataset_dict.json`),
+//! and the cache folder of `load_dataset` (`naming.filenames_for_dataset_split`). Row counts in the
+//! `dataset_info.json` of a saved dataset may be those of an ancestor (`map` and `filter` leave them) and are
+//! not used; in a cache folder they are the builder's own and every file is checked against them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -75,8 +76,8 @@ pub(crate) struct Survey {
 /// Finds out what `path` holds.
 ///
 /// # Errors
-/// [`SourceError::NotFound`] saying what kind of place it is instead and what to do, [`SourceError::Corrupt`] for a
-/// broken JSON file, [`SourceError::Io`].
+/// [`SourceError::NotFound`] saying what kind of place it is instead and what to do, [`SourceError::Corrupt`]
+/// for a broken JSON file, [`SourceError::Io`].
 pub(crate) fn survey(path: &Path) -> Result<Survey, SourceError> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,

@@ -1,7 +1,7 @@
 //! Copies stored integers of any width into i32 token buffers, checking the range as it goes.
 //!
-//! One pass over the source; i32 and u32 are a plain copy with a comparison beside it. All loops vectorise; on x86-64
-//! an AVX2 build of the same code is chosen at run time. Sources need no alignment.
+//! One pass over the source; i32 and u32 are a plain copy with a comparison beside it. All loops vectorise;
+//! on x86-64 an AVX2 build of the same code is chosen at run time. Sources need no alignment.
 
 use std::fmt;
 
@@ -87,7 +87,8 @@ macro_rules! stored {
     )*};
 }
 
-// A negative value of up to 32 bits becomes more than `i32::MAX` by sign extension: the comparison catches it.
+// A negative value of up to 32 bits becomes more than `i32::MAX` by sign extension: the comparison catches
+// it.
 stored! {
     i8 => |_v| 0;
     u8 => |_v| 0;
@@ -158,7 +159,8 @@ unsafe fn copy_typed<T: Stored>(from: *const T, out: &mut [i32], max: u32) -> bo
     bad == 0
 }
 
-/// The first of `len` values outside `0..=max`, as (index, value): the slow look after [`copy_tokens`] said no.
+/// The first of `len` values outside `0..=max`, as (index, value): the slow look after [`copy_tokens`] said
+/// no.
 ///
 /// # Safety
 /// As [`copy_tokens`] for `len` values.

@@ -1,8 +1,9 @@
-//! Columns of an Arrow IPC schema: their types, and where a column's nodes and buffers stand in a record batch.
+//! Columns of an Arrow IPC schema: their types, and where a column's nodes and buffers stand in a record
+//! batch.
 //!
-//! A record batch lists field nodes and buffers of all columns flattened in pre-order, so the place of one column
-//! follows from the types before it. Layout facts: Arrow columnar format 1.5, "Recordbatch message" and "Buffer
-//! listing for each layout".
+//! A record batch lists field nodes and buffers of all columns flattened in pre-order, so the place of one
+//! column follows from the types before it. Layout facts: Arrow columnar format 1.5, "Recordbatch message"
+//! and "Buffer listing for each layout".
 
 use std::fmt;
 

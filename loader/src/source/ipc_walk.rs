@@ -1,13 +1,13 @@
 //! Reads the structure of an Arrow IPC file, stream or file format, without touching its token data.
 //!
-//! Only message headers and the offsets of the wanted column are read, through `pread` (a file cut off meanwhile is an
-//! I/O error, never a signal). Cost: a header and a few kilobytes of offsets per record batch; memory: one 16 KiB window
-//! and about 56 bytes per batch. Everything a later read relies on is checked here: counts, buffer bounds, offsets in
-//! order and inside the values.
+//! Only message headers and the offsets of the wanted column are read, through `pread` (a file cut off
+//! meanwhile is an I/O error, never a signal). Cost: a header and a few kilobytes of offsets per record
+//! batch; memory: one 16 KiB window and about 56 bytes per batch. Everything a later read relies on is
+//! checked here: counts, buffer bounds, offsets in order and inside the values.
 //!
-//! What is found here: files cut anywhere (a stream must end with its end-of-stream marker, as `datasets` and pyarrow
-//! write it), damaged headers, offsets, counts and null bitmaps. What is not: a flipped bit inside a token, which is
-//! another valid token; a recorded fingerprint of mode `full` finds that.
+//! What is found here: files cut anywhere (a stream must end with its end-of-stream marker, as `datasets` and
+//! pyarrow write it), damaged headers, offsets, counts and null bitmaps. What is not: a flipped bit inside a
+//! token, which is another valid token; a recorded fingerprint of mode `full` finds that.
 //!
 //! Format facts: Arrow columnar format 1.5, "Serialization and Interprocess Communication".
 
@@ -109,7 +109,8 @@ pub(crate) struct RawBuffer {
     pub(crate) len: u64,
 }
 
-/// The wanted column of a batch in a file with compressed bodies: counts and buffers, unchecked beyond their bounds.
+/// The wanted column of a batch in a file with compressed bodies: counts and buffers, unchecked beyond their
+/// bounds.
 #[derive(Debug, Clone)]
 pub(crate) struct RawBatch {
     pub(crate) codec: Option<&'static str>,
@@ -143,8 +144,8 @@ pub(crate) struct FileLayout {
 /// Chooses the column to locate once the columns are known.
 pub(crate) type Choose<'a> = &'a (dyn Fn(&Path, &Columns) -> Result<Option<usize>, SourceError> + Sync);
 
-/// Reads the structure of `file`, opened from `path`. `expected_rows` (row count and who says so) goes into messages
-/// about files that are cut off.
+/// Reads the structure of `file`, opened from `path`. `expected_rows` (row count and who says so) goes into
+/// messages about files that are cut off.
 ///
 /// # Errors
 /// [`SourceError::Corrupt`] naming the record batch and what was expected and found, [`SourceError::Io`], and
@@ -586,8 +587,8 @@ impl Walk<'_> {
         found.map(|f| f.layout).ok_or_else(|| self.bad("holds no schema"))
     }
 
-    /// The messages the footer lists must fill the file, but for padding and the end-of-stream marker: a damaged footer could
-    /// leave a batch out.
+    /// The messages the footer lists must fill the file, but for padding and the end-of-stream marker: a
+    /// damaged footer could leave a batch out.
     fn check_spans(&mut self, spans: &mut Vec<(u64, u64)>, footer_at: u64) -> Result<(), SourceError> {
         // Writers pad the magic to 8 bytes, some to 64.
         let mut schema_at = 8;
@@ -747,8 +748,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Locates the wanted column of one batch. `node(i)` is (length, null count), `buffer(i)` (offset in body, bytes),
-    /// both counted from the column's first; buffers are known to lie inside the body.
+    /// Locates the wanted column of one batch. `node(i)` is (length, null count), `buffer(i)` (offset in
+    /// body, bytes), both counted from the column's first; buffers are known to lie inside the body.
     fn column(
         &mut self,
         place: &Place,
@@ -1042,7 +1043,8 @@ impl Walk<'_> {
     }
 }
 
-/// Where a column is read: the batch in words, its first row in the file, its rows, and where its body begins.
+/// Where a column is read: the batch in words, its first row in the file, its rows, and where its body
+/// begins.
 struct Place {
     what: String,
     first_row: u64,

@@ -1,9 +1,9 @@
 //! A read-only memory map of one file that knows what the file looked like when it was opened.
 //!
 //! Bytes are only ever copied out, never lent as slices: another process may change the file at any time. The
-//! descriptor is closed after mapping (thousands of shards stay within any descriptor limit), so later checks go
-//! by path: a path that now names another inode, or nothing, leaves the mapped bytes as they were and is no
-//! error.
+//! descriptor is closed after mapping (thousands of shards stay within any descriptor limit), so later checks
+//! go by path: a path that now names another inode, or nothing, leaves the mapped bytes as they were and is
+//! no error.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -72,11 +72,11 @@ impl MappedFile {
                 map: None,
             });
         }
-        // SAFETY: the map is read through `copy` and `copy_from` only, which tolerate concurrent changes by copying
-        // and vanishing pages by the guard.
+        // SAFETY: the map is read through `copy` and `copy_from` only, which tolerate concurrent changes by
+        // copying and vanishing pages by the guard.
         let map = unsafe { Mmap::map(file) }.map_err(|e| SourceError::io(path, "map", e))?;
-        // Shuffled reads: the kernel's read-around would fetch 16 times what one row needs. Sequential page-in is
-        // asked for explicitly through `will_need`. Advice may fail without harm.
+        // Shuffled reads: the kernel's read-around would fetch 16 times what one row needs. Sequential
+        // page-in is asked for explicitly through `will_need`. Advice may fail without harm.
         let _ = map.advise(Advice::Random);
         let guard = Guard::new(map.as_ptr(), len);
         Ok(Self {
@@ -96,8 +96,8 @@ impl MappedFile {
         &self.path
     }
 
-    /// Start of the bytes `at..at + len`, `None` when they are not inside the file as it was opened. The memory may
-    /// change or vanish at any time: read it by copying, and ask [`Self::check_lost`] afterwards.
+    /// Start of the bytes `at..at + len`, `None` when they are not inside the file as it was opened. The
+    /// memory may change or vanish at any time: read it by copying, and ask [`Self::check_lost`] afterwards.
     #[inline]
     pub(crate) fn bytes(&self, at: u64, len: u64) -> Option<*const u8> {
         let end = at.checked_add(len)?;

@@ -43,12 +43,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// [`SourceError::OutOfRange`] when `id >= num_samples()`.
     fn sample_len(&self, id: SampleId) -> Result<usize, SourceError>;
 
-    /// Copies the first `out.len()` tokens of sample `id` into `out` and returns how many it wrote
-    /// (fewer when the sample is shorter; what lies behind them in `out` is left as it was).
+    /// Copies the first `out.len()` tokens of sample `id` into `out` and returns how many it wrote (fewer
+    /// when the sample is shorter; what lies behind them in `out` is left as it was).
     ///
     /// # Errors
-    /// Out-of-range ids, nulls, negative values or values that do not fit an i32, and I/O failures; each names
-    /// file and row.
+    /// Out-of-range ids, nulls, negative values or values that do not fit an i32, and I/O failures; each
+    /// names file and row.
     fn read(&self, id: SampleId, out: &mut [i32]) -> Result<usize, SourceError>;
 
     /// Hints that these samples will be read soon (page-in ahead of a cold read). Does nothing by default.
@@ -76,8 +76,8 @@ pub trait Source: Send + Sync + fmt::Debug {
         0
     }
 
-    /// Appends the offsets within sample `id` at which documents start, in rising order, where the source knows
-    /// them; offset 0 may be left out.
+    /// Appends the offsets within sample `id` at which documents start, in rising order, where the source
+    /// knows them; offset 0 may be left out.
     ///
     /// # Errors
     /// As [`Source::read`].

@@ -32,8 +32,8 @@ pub struct SourceOptions {
     pub split: Option<String>,
     /// Token column.
     pub column: String,
-    /// Indices table to apply (one u64 column `indices`, as `datasets` leaves in `cache-*.arrow`). Never applied
-    /// without being named.
+    /// Indices table to apply (one u64 column `indices`, as `datasets` leaves in `cache-*.arrow`). Never
+    /// applied without being named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub indices: Option<PathBuf>,
     /// Tokens per sample; `None` takes rows as long as they are.

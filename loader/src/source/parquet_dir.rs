@@ -1,10 +1,11 @@
-//! Which parquet files of a folder make up which split, as `load_dataset("parquet", data_dir=folder)` decides it.
+//! Which parquet files of a folder make up which split, as `load_dataset("parquet", data_dir=folder)` decides
+//! it.
 //!
-//! Reproduces `data_files._get_data_files_patterns` and `resolve_pattern` of datasets 5.2.0: files `data/<split>-00000-of-00002*`
-//! first; else folders named after a split; else file names that hold a split's keyword; else everything is `train`. Hidden
-//! files and folders, and folders whose name begins with two underscores, are left out. Within a split, pattern by pattern,
-//! files are in the sequence of their full paths. Files that two patterns of one split match would be read twice there;
-//! here that is an error.
+//! Reproduces `data_files._get_data_files_patterns` and `resolve_pattern` of datasets 5.2.0: files
+//! `data/<split>-00000-of-00002*` first; else folders named after a split; else file names that hold a
+//! split's keyword; else everything is `train`. Hidden files and folders, and folders whose name begins with
+//! two underscores, are left out. Within a split, pattern by pattern, files are in the sequence of their full
+//! paths. Files that two patterns of one split match would be read twice there; here that is an error.
 
 use std::fs;
 use std::path::Path;
@@ -186,7 +187,8 @@ mod tests {
         splits(&files).unwrap()
     }
 
-    /// Expected values recorded from `datasets.data_files.get_data_patterns` + `DataFilesDict.from_patterns`, 5.2.0.
+    /// Expected values recorded from `datasets.data_files.get_data_patterns` + `DataFilesDict.from_patterns`,
+    /// 5.2.0.
     #[test]
     fn splits_are_those_of_load_dataset() {
         let expect = |files: &[&str], want: &[(&str, &[&str])]| {

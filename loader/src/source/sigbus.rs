@@ -1,14 +1,15 @@
 //! Memory maps that outlive their file: a page that vanishes is an error, not the death of the process.
 //!
-//! When a mapped file is shortened (or its disk fails), touching a lost page raises SIGBUS, whose default is to
-//! kill the process. The handler installed here looks up the faulting address among the registered maps, marks
-//! that map as lost, puts zero pages where the file's pages were (from the fault to the end of the map) and lets
-//! the access go on. The reader looks at the mark *after* it has copied and turns it into an error, so zeros put
-//! there are never delivered. Faults elsewhere go to the handler that was there before (Rust's own, for instance).
+//! When a mapped file is shortened (or its disk fails), touching a lost page raises SIGBUS, whose default is
+//! to kill the process. The handler installed here looks up the faulting address among the registered maps,
+//! marks that map as lost, puts zero pages where the file's pages were (from the fault to the end of the map)
+//! and lets the access go on. The reader looks at the mark *after* it has copied and turns it into an error,
+//! so zeros put there are never delivered. Faults elsewhere go to the handler that was there before (Rust's
+//! own, for instance).
 //!
-//! Limits: the handler is process-wide and installed with the first map; code that installs another SIGBUS handler
-//! later and does not chain takes this protection away. The rest of the page in which a shortened file now ends
-//! reads as zeros without any signal: that is what [`super::Source::check_unchanged`] is for.
+//! Limits: the handler is process-wide and installed with the first map; code that installs another SIGBUS
+//! handler later and does not chain takes this protection away. The rest of the page in which a shortened
+//! file now ends reads as zeros without any signal: that is what [`super::Source::check_unchanged`] is for.
 
 use std::ptr;
 use std::sync::Once;
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 
 /// One registered address range. Nodes are never freed, only reused: the handler may be walking the list.
 struct Region {
-    /// Odd while `start` and `end` change; a handler that sees it odd or changing skips the node. The node of the
-    /// faulting map itself is stable, because its guard is alive while the map is read.
+    /// Odd while `start` and `end` change; a handler that sees it odd or changing skips the node. The node of
+    /// the faulting map itself is stable, because its guard is alive while the map is read.
     version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,

@@ -1,4 +1,5 @@
-//! Datasets on disk as `datasets` wrote them: the folders `hf/` and `fla/`, and the token blocks of `fla_order.json`.
+//! Datasets on disk as `datasets` wrote them: the folders `hf/` and `fla/`, and the token blocks of
+//! `fla_order.json`.
 
 use std::fs::File;
 use std::io::BufReader;

@@ -1,4 +1,5 @@
-//! Files as pyarrow writes them, in every layout: `tests/fixtures/arrow`, made by `tests/scripts/make_arrow_fixtures.py`.
+//! Files as pyarrow writes them, in every layout: `tests/fixtures/arrow`, made by
+//! `tests/scripts/make_arrow_fixtures.py`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! Sources over real and broken files: every layout reads the same tokens, everything else is one clear error.
+//! Sources over real and broken files: every layout reads the same tokens, everything else is one clear
+//! error.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 

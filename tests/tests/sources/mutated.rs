@@ -1,4 +1,5 @@
-//! Damaged Arrow files: whatever byte is changed or cut, the answer is an error or tokens, never a panic or a wrong row count.
+//! Damaged Arrow files: whatever byte is changed or cut, the answer is an error or tokens, never a panic or a
+//! wrong row count.
 
 use std::path::Path;
 
