@@ -5,16 +5,25 @@
 //!   the dataset.
 //! * anything else is text: one row a line; blank lines and what follows a `#` are left out.
 //!
-//! Memory: the list at 4 bytes an entry (8 where a row is 2^32 or more), plus a read buffer.
+//! Every row is checked against the dataset while it is read, so that an error names the line, or entry and byte.
+//!
+//! Memory: the list at 4 bytes an entry (8 when the dataset has more than 2^32 rows), a bit a row for the check on
+//! repeats, and a read buffer.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use ceteris_samplers::Permutation;
-use ceteris_samplers::orders::file::BinDtype;
+use ceteris_samplers::orders::file::{BinDtype, FileOrder, check_list};
 
-/// Why a list cannot be read.
+/// Longest line of a text list. A row has at most 20 digits, the rest is room for a comment.
+const MAX_LINE: u64 = 4096;
+
+/// Longest header of a `.npy` list; numpy itself stops at 10,000 bytes.
+const MAX_NPY_HEADER: u64 = 10_000;
+
+/// Why a list cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderFileError {
     /// The operating system refused.
@@ -33,93 +42,176 @@ pub enum OrderFileError {
         /// What is wrong, and where.
         problem: String,
     },
+    /// One entry is wrong.
+    #[error("{}, {place}: {problem}", path.display())]
+    Entry {
+        /// The file.
+        path: PathBuf,
+        /// Its line, or its number and first byte.
+        place: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// It is another list than the one expected.
+    #[error("{}: the list has digest {found}, expected {expected}: use the list the digest was taken from, or leave it out", path.display())]
+    Digest {
+        /// The file.
+        path: PathBuf,
+        /// Digest of what it holds.
+        found: String,
+        /// Digest that the spec states.
+        expected: String,
+    },
 }
 
-/// Collects entries in four bytes each until one needs eight.
-#[derive(Default)]
+/// A fault before it is known how its place is named.
+#[derive(Debug)]
+enum Fault {
+    Io(io::Error),
+    Content(String),
+    /// Number of the entry, from 0, and what is wrong with it.
+    Entry(u64, String),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Fault::Io(error)
+    }
+}
+
+/// Where entries lie in a file.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Lines,
+    /// `width` bytes each, from byte `start` on.
+    Raw {
+        start: u64,
+        width: u64,
+    },
+}
+
+/// Rows as they come in, each checked against the dataset's size.
 struct Collected {
-    narrow: Vec<u32>,
-    wide: Option<Vec<u64>>,
+    rows: Permutation,
+    num_samples: u64,
 }
 
 impl Collected {
-    fn push(&mut self, row: u64) {
-        match (&mut self.wide, u32::try_from(row)) {
-            (Some(wide), _) => wide.push(row),
-            (None, Ok(row)) => self.narrow.push(row),
-            (None, Err(_)) => {
-                let mut wide: Vec<u64> = self.narrow.drain(..).map(u64::from).collect();
-                wide.push(row);
-                self.wide = Some(wide);
-            }
+    /// Room for `entries` rows, a number that the file's size has confirmed.
+    fn new(num_samples: u64, entries: u64) -> Result<Self, Fault> {
+        let entries = usize::try_from(entries).unwrap_or(usize::MAX);
+        let rows = if num_samples <= 1 << 32 {
+            let mut rows = Vec::new();
+            rows.try_reserve_exact(entries)
+                .map(|()| Permutation::Narrow(rows))
+        } else {
+            let mut rows = Vec::new();
+            rows.try_reserve_exact(entries).map(|()| Permutation::Wide(rows))
+        };
+        match rows {
+            Ok(rows) => Ok(Collected { rows, num_samples }),
+            Err(_) => Err(Fault::Content(format!("{entries} rows do not fit in memory"))),
         }
     }
 
-    fn finish(self) -> Permutation {
-        match self.wide {
-            Some(wide) => Permutation::Wide(wide),
-            None => Permutation::Narrow(self.narrow),
+    fn push(&mut self, row: u64) -> Result<(), Fault> {
+        if row >= self.num_samples {
+            let problem = format!(
+                "row {row} is out of range: the dataset has {} rows",
+                self.num_samples
+            );
+            return Err(Fault::Entry(self.rows.len(), problem));
         }
+        match &mut self.rows {
+            // Below 2^32 rows, as `new` has seen to.
+            Permutation::Narrow(rows) => rows.push(row as u32),
+            Permutation::Wide(rows) => rows.push(row),
+            Permutation::Identity(_) => {}
+        }
+        Ok(())
     }
 }
 
-/// Reads a list of rows and its digest: BLAKE3 over the rows as little-endian u64, 64 hex digits. Whether the rows
-/// exist in the dataset is the order's to check; `num_samples` only decides the type of a `.bin` file.
+/// Reads the list of a `file` order for a dataset of `num_samples` rows. Returns it with its digest: BLAKE3 over the
+/// rows as little-endian u64, 64 hex digits.
 ///
 /// # Errors
-/// [`OrderFileError`] naming the file and the entry.
-pub fn read(
+/// [`OrderFileError`] naming the file, and the line or entry.
+pub fn read(file: &FileOrder, num_samples: u64) -> Result<(Permutation, String), OrderFileError> {
+    let path = Path::new(file.path());
+    let (list, layout) = match read_list(path, file.dtype(), num_samples) {
+        Ok(read) => read,
+        Err((fault, layout)) => return Err(name(fault, layout, path)),
+    };
+    check_list(&list, num_samples, file.rows())
+        .map_err(|fault| name(Fault::Entry(fault.entry, fault.why), layout, path))?;
+    let found = digest(&list);
+    match file.digest() {
+        Some(expected) if expected != found => Err(OrderFileError::Digest {
+            path: path.to_path_buf(),
+            found,
+            expected: expected.to_string(),
+        }),
+        _ => Ok((list, found)),
+    }
+}
+
+/// The error for a fault, its place as a reader of the file finds it.
+fn name(fault: Fault, layout: Layout, path: &Path) -> OrderFileError {
+    let path = path.to_path_buf();
+    match fault {
+        Fault::Io(source) => OrderFileError::Io { path, source },
+        Fault::Content(problem) => OrderFileError::Content { path, problem },
+        Fault::Entry(entry, problem) => OrderFileError::Entry {
+            place: match layout {
+                Layout::Lines => {
+                    line_of(&path, entry).map_or(format!("entry {entry}"), |line| format!("line {line}"))
+                }
+                Layout::Raw { start, width } => format!("entry {entry} (byte {})", start + entry * width),
+            },
+            path,
+            problem,
+        },
+    }
+}
+
+fn read_list(
     path: &Path,
     dtype: Option<BinDtype>,
     num_samples: u64,
-) -> Result<(Permutation, String), OrderFileError> {
-    let io = |source| OrderFileError::Io {
-        path: path.to_path_buf(),
-        source,
-    };
-    let wrong = |problem: String| OrderFileError::Content {
-        path: path.to_path_buf(),
-        problem,
-    };
-    let file = File::open(path).map_err(io)?;
-    let bytes = file.metadata().map_err(io)?.len();
-    let reader = BufReader::with_capacity(1 << 20, file);
-    let ending = path
-        .extension()
-        .and_then(|ending| ending.to_str())
-        .unwrap_or_default();
+) -> Result<(Permutation, Layout), (Fault, Layout)> {
+    let lines = |fault| (fault, Layout::Lines);
+    let ending = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     if dtype.is_some() && ending != "bin" {
-        return Err(wrong(
-            "dtype is for .bin files: other files say themselves what they hold".into(),
-        ));
+        let why = "dtype is for .bin files: other files say themselves what they hold";
+        return Err(lines(Fault::Content(why.to_string())));
     }
-    let list = match ending {
-        "npy" => read_npy(reader),
-        "bin" => match width_of(bytes, dtype, num_samples) {
-            Ok(width) => read_raw(reader, bytes / width, width as usize)
-                .map_err(io)
-                .map(Ok)?,
-            Err(problem) => Err(problem),
-        },
-        _ => read_text(reader).map_err(io)?,
-    };
-    let list = list.map_err(wrong)?;
-    let digest = digest(&list);
-    Ok((list, digest))
-}
-
-fn digest(list: &Permutation) -> String {
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = Vec::with_capacity(1 << 16);
-    for i in 0..list.len() {
-        buffer.extend_from_slice(&list.get(i).unwrap_or_default().to_le_bytes());
-        if buffer.len() == 1 << 16 {
-            hasher.update(&buffer);
-            buffer.clear();
+    let file = File::open(path).map_err(|e| lines(e.into()))?;
+    let bytes = file.metadata().map_err(|e| lines(e.into()))?.len();
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let (values, layout) = match ending {
+        "npz" => {
+            let why = "an .npz holds several arrays: save the one with the rows as .npy (numpy.save)";
+            return Err(lines(Fault::Content(why.to_string())));
         }
-    }
-    hasher.update(&buffer);
-    hasher.finalize().to_hex().to_string()
+        "npy" => npy_values(&mut reader, bytes).map_err(lines)?,
+        "bin" => {
+            let width = width_of(bytes, dtype, num_samples).map_err(|why| lines(Fault::Content(why)))?;
+            let values = Values {
+                entries: bytes / width,
+                width: width as usize,
+                signed: false,
+                big_endian: false,
+            };
+            (values, Layout::Raw { start: 0, width })
+        }
+        _ => {
+            let list = read_text(reader, num_samples).map_err(lines)?;
+            return Ok((list, Layout::Lines));
+        }
+    };
+    let list = read_raw(reader, values, num_samples).map_err(|fault| (fault, layout))?;
+    Ok((list, layout))
 }
 
 /// Width of a `.bin` file's entries in bytes.
@@ -145,194 +237,201 @@ fn width_of(bytes: u64, dtype: Option<BinDtype>, num_samples: u64) -> Result<u64
     }
 }
 
-fn read_npy(reader: impl Read) -> Result<Permutation, String> {
-    let file = npyz::NpyFile::new(reader).map_err(|e| format!("not a numpy array: {e}"))?;
-    let &[len] = file.shape() else {
-        return Err(format!(
-            "a list of rows has one dimension, this array has the shape {:?}",
-            file.shape()
+/// Fixed-width integers.
+#[derive(Clone, Copy, Debug)]
+struct Values {
+    entries: u64,
+    width: usize,
+    signed: bool,
+    big_endian: bool,
+}
+
+/// Reads and checks the header of a `.npy` file of `bytes` bytes; the reader then stands at its values.
+fn npy_values(reader: &mut impl BufRead, bytes: u64) -> Result<(Values, Layout), Fault> {
+    let bad = |why: String| Fault::Content(why);
+    // The header's stated length is looked at first: the parser makes room for it before it reads.
+    let mut lead = [0u8; 12];
+    let have = reader.fill_buf()?.len().min(lead.len());
+    lead[..have].copy_from_slice(&reader.fill_buf()?[..have]);
+    if have < 10 || &lead[..6] != b"\x93NUMPY" {
+        return Err(bad(
+            "not a numpy array: it does not start as .npy files do".to_string()
         ));
+    }
+    let (before, length) = match lead[6] {
+        1 => (10, u64::from(u16::from_le_bytes([lead[8], lead[9]]))),
+        _ => (
+            12,
+            u64::from(u32::from_le_bytes([lead[8], lead[9], lead[10], lead[11]])),
+        ),
     };
-    let dtype = file.dtype().descr();
-    let mut rows = Collected::default();
-    let mut push = |i: usize, value: Result<Option<u64>, i64>| match value {
-        Ok(Some(row)) => {
-            rows.push(row);
-            Ok(())
-        }
-        Ok(None) => Err(format!("cut off: {len} entries announced, {i} found")),
-        Err(value) => Err(format!("entry {i} is {value}: rows are 0 or more")),
+    let start = before + length;
+    if length > MAX_NPY_HEADER || start > bytes {
+        return Err(bad(format!(
+            "its header claims {length} bytes, which no list of rows needs"
+        )));
+    }
+    let mut header = vec![0; start as usize];
+    reader.read_exact(&mut header)?;
+    let header =
+        npyz::NpyHeader::from_reader(&header[..]).map_err(|e| bad(format!("not a numpy array: {e}")))?;
+    let &[entries] = header.shape() else {
+        let shape = header.shape();
+        return Err(bad(format!(
+            "a list of rows has one dimension, this array has the shape {shape:?}"
+        )));
     };
-    /// Entries of one integer type, each as the row it names.
-    macro_rules! entries {
-        ($type:ty) => {{
-            let data = file.data::<$type>().map_err(|e| e.to_string())?;
-            for (i, value) in data.enumerate() {
-                let value = value
-                    .ok()
-                    .map(|v| u64::try_from(v).map_err(|_| v as i64))
-                    .transpose();
-                push(i, value)?;
+    let not_integers = || bad(format!("holds {}, rows are integers", header.dtype().descr()));
+    let npyz::DType::Plain(plain) = header.dtype() else {
+        return Err(not_integers());
+    };
+    let signed = match plain.type_char() {
+        npyz::TypeChar::Int => true,
+        npyz::TypeChar::Uint => false,
+        _ => return Err(not_integers()),
+    };
+    let width = plain
+        .num_bytes()
+        .filter(|w| matches!(w, 1 | 2 | 4 | 8))
+        .ok_or_else(not_integers)?;
+    let announced = entries
+        .checked_mul(width as u64)
+        .and_then(|n| n.checked_add(start));
+    if announced != Some(bytes) {
+        let found = (bytes - start) / width as u64;
+        return Err(bad(format!(
+            "cut off or damaged: {entries} entries announced, {found} found"
+        )));
+    }
+    let values = Values {
+        entries,
+        width,
+        signed,
+        big_endian: plain.endianness() == npyz::Endianness::Big,
+    };
+    let width = width as u64;
+    Ok((values, Layout::Raw { start, width }))
+}
+
+fn read_raw(mut reader: impl Read, values: Values, num_samples: u64) -> Result<Permutation, Fault> {
+    let mut collected = Collected::new(num_samples, values.entries)?;
+    let mut block = vec![0u8; values.width << 15];
+    let mut left = values.entries;
+    while left > 0 {
+        let now = left.min(1 << 15);
+        let block = &mut block[..now as usize * values.width];
+        reader.read_exact(block)?;
+        for bytes in block.chunks_exact_mut(values.width) {
+            if values.big_endian {
+                bytes.reverse();
             }
-        }};
+            let mut word = [0u8; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let value = u64::from_le_bytes(word);
+            let unused = 64 - 8 * values.width as u32;
+            let as_signed = (value << unused) as i64 >> unused;
+            if values.signed && as_signed < 0 {
+                let problem = format!("{as_signed} is not a row: rows are 0 or more");
+                return Err(Fault::Entry(collected.rows.len(), problem));
+            }
+            collected.push(value)?;
+        }
+        left -= now;
     }
-    match dtype.trim_matches('\'').trim_start_matches(['<', '>', '|', '=']) {
-        "i8" => entries!(i64),
-        "u8" => entries!(u64),
-        "i4" => entries!(i32),
-        "u4" => entries!(u32),
-        "i2" => entries!(i16),
-        "u2" => entries!(u16),
-        "i1" => entries!(i8),
-        "u1" => entries!(u8),
-        _ => return Err(format!("holds {dtype}, rows are integers")),
+    Ok(collected.rows)
+}
+
+/// The next line that holds an entry, its number and its text; comments and blank lines are passed over.
+struct Lines<R> {
+    reader: R,
+    line: Vec<u8>,
+    number: u64,
+}
+
+impl<R: BufRead> Lines<R> {
+    fn new(reader: R) -> Self {
+        Lines {
+            reader,
+            line: Vec::new(),
+            number: 0,
+        }
     }
-    let rows = rows.finish();
-    if rows.len() == len {
-        Ok(rows)
-    } else {
-        Err(format!("cut off: {len} entries announced, {} found", rows.len()))
+
+    fn next(&mut self) -> Result<Option<&str>, Fault> {
+        loop {
+            self.line.clear();
+            // A line without an end must not fill the memory.
+            let read = self
+                .reader
+                .by_ref()
+                .take(MAX_LINE)
+                .read_until(b'\n', &mut self.line)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.number += 1;
+            if read as u64 == MAX_LINE && self.line.last() != Some(&b'\n') {
+                let why = format!(
+                    "line {} is longer than {MAX_LINE} bytes: this is no list of rows",
+                    self.number
+                );
+                return Err(Fault::Content(why));
+            }
+            let end = self
+                .line
+                .iter()
+                .position(|b| *b == b'#')
+                .unwrap_or(self.line.len());
+            if !self.line[..end].trim_ascii().is_empty() {
+                let why = |_| Fault::Content(format!("line {} is not text", self.number));
+                return std::str::from_utf8(self.line[..end].trim_ascii())
+                    .map(Some)
+                    .map_err(why);
+            }
+        }
     }
 }
 
-fn read_raw(mut reader: impl Read, entries: u64, width: usize) -> io::Result<Permutation> {
-    let mut rows = Collected::default();
-    let mut entry = [0u8; 8];
-    for _ in 0..entries {
-        reader.read_exact(&mut entry[..width])?;
-        rows.push(u64::from_le_bytes(entry));
-    }
-    Ok(rows.finish())
-}
-
-fn read_text(mut reader: impl BufRead) -> io::Result<Result<Permutation, String>> {
-    let (mut rows, mut line, mut number) = (Collected::default(), Vec::new(), 0u64);
-    loop {
-        line.clear();
-        // A row has at most 20 digits; a line without an end must not fill the memory.
-        if reader.by_ref().take(4096).read_until(b'\n', &mut line)? == 0 {
-            return Ok(Ok(rows.finish()));
-        }
-        number += 1;
-        let text = String::from_utf8_lossy(&line);
-        let text = text.split('#').next().unwrap_or_default().trim();
-        if text.is_empty() {
-            continue;
-        }
+fn read_text(reader: impl BufRead, num_samples: u64) -> Result<Permutation, Fault> {
+    let mut collected = Collected::new(num_samples, 0)?;
+    let mut lines = Lines::new(reader);
+    while let Some(text) = lines.next()? {
         match text.parse() {
-            Ok(row) => rows.push(row),
+            Ok(row) => collected.push(row)?,
             Err(_) => {
                 let shown: String = text.chars().take(40).collect();
-                return Ok(Err(format!(
-                    "line {number}: `{shown}` is not a row (an integer, 0 or more)"
-                )));
+                let why = format!("`{shown}` is not a row (an integer, 0 or more)");
+                return Err(Fault::Entry(collected.rows.len(), why));
             }
         }
     }
+    Ok(collected.rows)
+}
+
+/// Line of an entry of a text list, from 1; the last line when the list ends before it.
+fn line_of(path: &Path, entry: u64) -> Option<u64> {
+    let mut lines = Lines::new(BufReader::new(File::open(path).ok()?));
+    for _ in 0..=entry {
+        if lines.next().ok()?.is_none() {
+            break;
+        }
+    }
+    Some(lines.number)
+}
+
+fn digest(list: &Permutation) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = Vec::with_capacity(1 << 16);
+    for row in list {
+        buffer.extend_from_slice(&row.to_le_bytes());
+        if buffer.len() == 1 << 16 {
+            hasher.update(&buffer);
+            buffer.clear();
+        }
+    }
+    hasher.update(&buffer);
+    hasher.finalize().to_hex().to_string()
 }
 
 #[cfg(test)]
-mod tests {
-    use npyz::WriterBuilder;
-
-    use super::*;
-
-    fn read_as(name: &str, bytes: &[u8], dtype: Option<BinDtype>) -> Result<Vec<u64>, String> {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join(name);
-        std::fs::write(&path, bytes).expect("writes");
-        let (rows, _) = read(&path, dtype, 5).map_err(|e| e.to_string())?;
-        Ok((0..rows.len()).filter_map(|i| rows.get(i)).collect())
-    }
-
-    fn read_bytes(name: &str, bytes: &[u8]) -> Result<Vec<u64>, String> {
-        read_as(name, bytes, None)
-    }
-
-    fn npy<T: npyz::Serialize + npyz::AutoSerialize + Copy>(shape: &[u64], values: &[T]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let options = npyz::WriteOptions::new()
-            .default_dtype()
-            .shape(shape)
-            .writer(&mut bytes);
-        let mut writer = options.begin_nd().expect("a vector takes writes");
-        writer
-            .extend(values.iter().copied())
-            .expect("a vector takes writes");
-        writer.finish().expect("a vector takes writes");
-        bytes
-    }
-
-    #[test]
-    fn every_form_reads_to_the_same_rows() {
-        let rows = [3u64, 0, 2, 1, 7];
-        let raw = |width: usize| {
-            rows.iter()
-                .flat_map(|r| r.to_le_bytes()[..width].to_vec())
-                .collect::<Vec<u8>>()
-        };
-        let want = Ok(rows.to_vec());
-        assert_eq!(read_bytes("a.bin", &raw(4)), want);
-        assert_eq!(read_bytes("a.bin", &raw(8)), want);
-        assert_eq!(
-            read_as("a.bin", &raw(8)[..16], Some(BinDtype::U64)),
-            Ok(vec![3, 0])
-        );
-        assert_eq!(
-            read_as("a.bin", &raw(8)[..16], Some(BinDtype::U32)),
-            Ok(vec![3, 0, 0, 0])
-        );
-        assert_eq!(read_bytes("a.npy", &npy(&[5], &rows)), want);
-        assert_eq!(read_bytes("a.npy", &npy(&[5], &rows.map(|r| r as i64))), want);
-        assert_eq!(read_bytes("a.npy", &npy(&[5], &rows.map(|r| r as i32))), want);
-        assert_eq!(read_bytes("a.npy", &npy(&[5], &rows.map(|r| r as u16))), want);
-        assert_eq!(
-            read_bytes("a.txt", b"# rows\n3\n0\n\n 2 \n1 # last but one\n7"),
-            want
-        );
-        let large = [1u64, 1 << 40, 0];
-        assert_eq!(read_bytes("a.npy", &npy(&[3], &large)), Ok(large.to_vec()));
-    }
-
-    #[test]
-    fn what_is_no_list_of_rows_is_refused() {
-        let bytes = npy(&[5], &[3i64, 0, 2, 1, 7]);
-        for (name, content, needle) in [
-            ("a.npy", npy(&[2], &[3i64, -1]), "entry 1 is -1"),
-            ("a.npy", npy(&[2, 1], &[3i64, 1]), "one dimension"),
-            ("a.npy", npy(&[2], &[3f64, 1.0]), "rows are integers"),
-            (
-                "a.npy",
-                bytes[..bytes.len() - 8].to_vec(),
-                "5 entries announced, 4 found",
-            ),
-            ("a.npy", b"rows".to_vec(), "not a numpy array"),
-            (
-                "a.bin",
-                vec![1, 0, 0, 0, 0, 0, 0, 0],
-                "neither 5 rows of 4 nor of 8 bytes",
-            ),
-            ("a.txt", b"1\n-2\n".to_vec(), "line 2: `-2` is not a row"),
-            ("a.txt", b"1\n99999999999999999999\n".to_vec(), "line 2"),
-        ] {
-            let error = read_bytes(name, &content).expect_err(needle);
-            assert!(error.contains(needle), "{error}");
-        }
-        let cut = read_as("a.bin", &[0; 7], Some(BinDtype::U32)).expect_err("seven bytes");
-        assert!(cut.contains("no whole number of 4-byte integers"), "{cut}");
-        let typed = read_as("a.txt", b"1", Some(BinDtype::U32)).expect_err("a text file");
-        assert!(typed.contains("dtype is for .bin files"), "{typed}");
-        assert!(
-            read(Path::new("/nonexistent/rows.txt"), None, 1)
-                .is_err_and(|e| e.to_string().contains("rows.txt"))
-        );
-    }
-
-    #[test]
-    fn the_digest_does_not_depend_on_the_form() {
-        let list = Permutation::Narrow(vec![3, 0, 2]);
-        let bytes: Vec<u8> = [3u64, 0, 2].iter().flat_map(|row| row.to_le_bytes()).collect();
-        assert_eq!(digest(&list), blake3::hash(&bytes).to_hex().to_string());
-        assert_eq!(digest(&list), digest(&Permutation::Wide(vec![3, 0, 2])));
-    }
-}
+mod tests;

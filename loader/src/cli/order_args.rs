@@ -3,7 +3,6 @@
 //! in YAML under one name.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use ceteris_samplers::orders::file::FileOrder;
@@ -296,16 +295,7 @@ impl OrderChoice {
         let mut input = OrderInput::new(num_samples, self.geometry);
         let mut spec = self.spec.clone();
         if let Some(file) = self.spec.downcast::<FileOrder>() {
-            let (list, digest) = order_file::read(Path::new(file.path()), file.dtype(), num_samples)?;
-            if let Some(expected) = file.digest()
-                && expected != digest
-            {
-                return Err(Failure::new(format!(
-                    "{}: the list has digest {digest}, expected {expected}",
-                    file.path()
-                ))
-                .fix("use the list that the digest was taken from, or leave the digest out"));
-            }
+            let (list, digest) = order_file::read(file, num_samples)?;
             spec = OrderSpec::new(file.with_digest(digest));
             input.list = Some(Arc::new(list));
         }

@@ -76,7 +76,7 @@ pub static ENTRY: OrderEntry = OrderEntry {
         },
         OptionHelp {
             key: "resumed_at",
-            values: "{epoch, micro_step, ignore_data_skip}",
+            values: "a map, as in {epoch: 1, micro_step: 40} or {epoch: 1, micro_step: 40, ignore_data_skip: true}",
             default: "not resumed",
             help: "with use_seedable_sampler: false, where the process was restarted from a checkpoint: its generator starts \
                    anew, so orders from that epoch on differ from those of an uninterrupted run",

@@ -111,7 +111,8 @@ pub(crate) mod options {
     };
     pub const DATASET: OptionHelp = OptionHelp {
         key: "dataset",
-        values: "list of steps: shuffle, select, shard, split_by_node, train_test_split, concatenate",
+        values: "list of steps, as in [{shuffle: {seed: 42}}, {shard: {num_shards: 8, index: 0}}]: shuffle, select, shard, \
+                 split_by_node, train_test_split, concatenate",
         default: "no steps",
         help: "what the script did to the Hugging Face dataset before the sampler, first step first; a second shuffle composes",
     };
