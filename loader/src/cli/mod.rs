@@ -3,6 +3,7 @@
 //! Exit codes: 0 done (or the reader of the output went away), 1 the comparison a command makes came out different,
 //! 2 an error. With a machine format stdout holds the data alone; header, notes, progress and summary go to stderr.
 
+mod bench;
 mod check;
 mod config;
 mod data_args;
@@ -81,6 +82,11 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Measures how fast an order comes off this machine, beside what the machine allows.
+    #[command(
+        after_help = "Example:\n  loader bench --cache-dir tests/data/shakespeare --order fla --seed 42 --micro-batch-size 32 --seq-length 128 --consumer-ms 1"
+    )]
+    Bench(bench::BenchArgs),
     /// Prints an order without any dataset.
     #[command(
         after_help = "Example:\n  loader ids --order hf-trainer --num-samples 103 --world-size 2 --micro-batch-size 4 --seed 1"
@@ -135,6 +141,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut out = Output::stdout();
     let done = match &cli.command {
         None => stream::run(&cli.stream, &mut out),
+        Some(Command::Bench(args)) => bench::run(args, &mut out),
         Some(Command::Ids(args)) => ids::run(args, &mut out),
         Some(Command::Inspect(args)) => inspect::run(args, &mut out),
         Some(Command::Orders(args)) => orders::run(args, &mut out),

@@ -27,6 +27,7 @@ mod elastic;
 mod epochs;
 mod error;
 mod loader;
+pub mod measure;
 mod metrics;
 mod options;
 mod page_in;
