@@ -1,7 +1,7 @@
 //! Dataset-level steps: what a script does to a Hugging Face `Dataset` before it hands it to a sampler.
 //!
-//! Reproduces datasets 5.2.0 `Dataset.shuffle`, `select`, `shard`, `train_test_split`, `concatenate_datasets` and
-//! `split_dataset_by_node` over numpy 2.4.6 `default_rng`. Steps compose: each applies to what the one before
+//! Reproduces datasets 5.2.0 `Dataset.shuffle`, `select`, `shard`, `train_test_split`, `concatenate_datasets`,
+//! `interleave_datasets` and `split_dataset_by_node` over numpy 2.4.6 `default_rng`. Steps compose: each applies to what the one before
 //! left. The result is a list of rows of the stored table; positions are indices into it.
 //!
 //! Bias: `Generator.permutation` is exact (masked rejection); a second shuffle adds nothing but another order.
@@ -9,6 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::interleave::{self, StoppingStrategy};
 use crate::permute::Permutation;
 use crate::rng::numpy::{Generator, RandomState};
 use crate::spec::{OrderError, Seed};
@@ -29,6 +30,35 @@ pub enum DatasetStep {
     TrainTestSplit(TrainTestSplit),
     /// `concatenate_datasets` of several views of the dataset as the steps before left it.
     Concatenate(Vec<Vec<DatasetStep>>),
+    /// `interleave_datasets` of several views of the dataset as the steps before left it.
+    Interleave(Interleave),
+}
+
+/// `interleave_datasets([…], probabilities, seed, stopping_strategy)` of map-style datasets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interleave {
+    /// The views to mix, each a list of steps.
+    pub sources: Vec<Vec<DatasetStep>>,
+    /// Chance of each source at every row; without it the sources take turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probabilities: Option<Vec<f64>>,
+    /// Seed of the draws; belongs to `probabilities`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<Seed>,
+    /// When the mix ends.
+    #[serde(default)]
+    pub stopping_strategy: StoppingStrategy,
+}
+
+impl Interleave {
+    fn rule(&self) -> interleave::Interleave {
+        interleave::Interleave {
+            probabilities: self.probabilities.clone(),
+            seed: self.seed,
+            stopping_strategy: self.stopping_strategy,
+        }
+    }
 }
 
 /// `Dataset.shuffle(seed=seed)`, `.shuffle(generator=g)`, or `.shuffle()` after `np.random.seed(…)`.
@@ -156,6 +186,7 @@ impl DatasetStep {
             DatasetStep::SplitByNode(_) => "split_by_node",
             DatasetStep::TrainTestSplit(_) => "train_test_split",
             DatasetStep::Concatenate(_) => "concatenate",
+            DatasetStep::Interleave(_) => "interleave",
         }
     }
 }
@@ -222,6 +253,13 @@ pub fn check(steps: &[DatasetStep]) -> Result<(), OrderError> {
                     .try_for_each(|part| check(part))
                     .map_err(|e| refuse(e.to_string()))?;
             }
+            DatasetStep::Interleave(mix) => {
+                mix.rule().check(mix.sources.len()).map_err(refuse)?;
+                mix.sources
+                    .iter()
+                    .try_for_each(|part| check(part))
+                    .map_err(|e| refuse(e.to_string()))?;
+            }
         }
     }
     Ok(())
@@ -253,6 +291,12 @@ pub fn seeds(steps: &[DatasetStep]) -> Vec<(&'static str, Seed)> {
                 seeds.extend(s.seed.map(|seed| ("train_test_split", seed)));
             }
             DatasetStep::Concatenate(parts) => parts.iter().for_each(|part| seeds.extend(self::seeds(part))),
+            DatasetStep::Interleave(mix) => {
+                mix.sources
+                    .iter()
+                    .for_each(|part| seeds.extend(self::seeds(part)));
+                seeds.extend(mix.seed.map(|seed| ("interleave", seed)));
+            }
             _ => {}
         }
     }
@@ -310,6 +354,13 @@ fn step_len(step: &DatasetStep, n: u64) -> Result<u64, String> {
                 Side::Test => test,
             })
         }
+        DatasetStep::Interleave(mix) => {
+            let lengths = mix
+                .sources
+                .iter()
+                .map(|part| len(part, n).map_err(|e| e.to_string()));
+            mix.rule().len(&lengths.collect::<Result<Vec<_>, _>>()?)
+        }
         DatasetStep::Concatenate(parts) => parts.iter().try_fold(0u64, |sum, part| {
             let more = len(part, n).map_err(|e| e.to_string())?;
             sum.checked_add(more)
@@ -334,6 +385,19 @@ fn apply_to(steps: &[DatasetStep], mut rows: Permutation) -> Result<Permutation,
             rows = chain(&parts);
             continue;
         }
+        if let DatasetStep::Interleave(mix) = step {
+            let parts: Vec<Permutation> = mix
+                .sources
+                .iter()
+                .map(|part| apply_to(part, rows.clone()))
+                .collect::<Result<_, _>>()?;
+            rows = mixed(&mix.rule(), &parts).map_err(|why| OrderError::Dataset {
+                index,
+                step: step.name(),
+                why,
+            })?;
+            continue;
+        }
         let mut next = step_rows(step, n)?;
         next.compose(&rows)?;
         rows = next;
@@ -353,7 +417,7 @@ fn step_rows(step: &DatasetStep, n: u64) -> Result<Permutation, OrderError> {
         DatasetStep::Shard(s) => run(contiguous(n, s.num_shards, s.index)),
         DatasetStep::SplitByNode(s) => run(contiguous(n, s.world_size, s.rank)),
         DatasetStep::TrainTestSplit(s) => s.rows(n)?,
-        DatasetStep::Concatenate(_) => Permutation::Identity(n),
+        DatasetStep::Concatenate(_) | DatasetStep::Interleave(_) => Permutation::Identity(n),
     })
 }
 
@@ -478,14 +542,33 @@ fn range(start: u64, stop: u64, step: u64) -> Permutation {
     }
 }
 
-fn chain(parts: &[Permutation]) -> Permutation {
-    let narrow = parts.iter().all(|p| match p {
+/// All entries fit u32.
+fn narrow(parts: &[Permutation]) -> bool {
+    parts.iter().all(|p| match p {
         Permutation::Identity(n) => u32::try_from(*n).is_ok(),
         Permutation::Narrow(_) => true,
         Permutation::Wide(_) => false,
-    });
+    })
+}
+
+fn mixed(rule: &interleave::Interleave, parts: &[Permutation]) -> Result<Permutation, String> {
+    let lengths: Vec<u64> = parts.iter().map(Permutation::len).collect();
+    // Every row the mix names is below its source's length.
+    let entry = |source: usize, row| parts[source].get(row).unwrap_or_default();
+    if narrow(parts) {
+        let mut rows = Vec::new();
+        rule.visit(&lengths, |source, row| rows.push(entry(source, row) as u32))?;
+        Ok(Permutation::Narrow(rows))
+    } else {
+        let mut rows = Vec::new();
+        rule.visit(&lengths, |source, row| rows.push(entry(source, row)))?;
+        Ok(Permutation::Wide(rows))
+    }
+}
+
+fn chain(parts: &[Permutation]) -> Permutation {
     let entries = parts.iter().flat_map(Permutation::iter);
-    if narrow {
+    if narrow(parts) {
         Permutation::Narrow(entries.map(|x| x as u32).collect())
     } else {
         Permutation::Wide(entries.collect())

@@ -2,9 +2,13 @@
 //!
 //! Pure code: no I/O, and nothing of the other crates. See `order.rs` for the contract.
 
+pub mod batch_table;
 pub mod composed;
+pub mod composition;
 pub mod dataset;
 pub mod deal;
+pub mod interleave;
+pub mod iterable;
 pub mod order;
 pub mod orders;
 pub mod permute;

@@ -15,6 +15,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
+use crate::iterable::IterableError;
 use crate::order::Order;
 use crate::orders::{self, OrderEntry};
 use crate::permute::{ComposeError, Permutation};
@@ -372,6 +373,9 @@ pub enum OrderError {
     /// A generator refuses.
     #[error(transparent)]
     Rng(#[from] RngError),
+    /// A stream of an iterable dataset cannot be made.
+    #[error(transparent)]
+    Iterable(#[from] IterableError),
     /// A list points outside what it is applied to.
     #[error(transparent)]
     Compose(#[from] ComposeError),

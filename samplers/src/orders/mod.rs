@@ -6,8 +6,10 @@
 pub mod blend;
 pub mod file;
 pub mod fla;
+pub mod hf_iterable;
 pub mod hf_trainer;
 pub mod index_array;
+pub mod interleave;
 pub mod megatron_dataset;
 pub mod megatron_epochs;
 pub mod megatron_index;
@@ -29,6 +31,8 @@ pub static REGISTRY: &[&OrderEntry] = &[
     &torch_random::ENTRY,
     &sequential::ENTRY,
     &shuffle::ENTRY,
+    &interleave::ENTRY,
+    &hf_iterable::ENTRY,
     &file::ENTRY,
 ];
 
@@ -112,9 +116,29 @@ pub(crate) mod options {
     pub const DATASET: OptionHelp = OptionHelp {
         key: "dataset",
         values: "list of steps, as in [{shuffle: {seed: 42}}, {shard: {num_shards: 8, index: 0}}]: shuffle, select, shard, \
-                 split_by_node, train_test_split, concatenate",
+                 split_by_node, train_test_split, concatenate, interleave",
         default: "no steps",
         help: "what the script did to the Hugging Face dataset before the sampler, first step first; a second shuffle composes",
+    };
+    pub const SOURCES: OptionHelp = OptionHelp {
+        key: "sources",
+        values: "list of row counts, or of maps with rows (and shards, where the order has them)",
+        default: "the whole dataset is one source",
+        help: "consecutive parts of the stored table, each one dataset of the mix; one of them may leave out its count \
+               (null) and is the rest",
+    };
+    pub const PROBABILITIES: OptionHelp = OptionHelp {
+        key: "probabilities",
+        values: "list of numbers that add up to 1, one a source",
+        default: "the sources take turns",
+        help: "chance of each source at every row of the mix",
+    };
+    pub const STOPPING_STRATEGY: OptionHelp = OptionHelp {
+        key: "stopping_strategy",
+        values: "first_exhausted, all_exhausted, all_exhausted_without_replacement",
+        default: "first_exhausted",
+        help: "when the mix ends: with the first source that is used up, with the last one (the others start over), or \
+               when every row was given once",
     };
     pub const DROP_LAST: OptionHelp = OptionHelp {
         key: "drop_last",

@@ -1,10 +1,10 @@
-//! accelerate: `BatchSamplerShard`, `prepare_data_loader`, `skip_first_batches`.
+//! accelerate: `BatchSamplerShard`, `IterableDatasetShard`, `prepare_data_loader`, `skip_first_batches`.
 
 use ceteris_tests::golden::{run_family, sha256_u64};
 use ceteris_tests::orders::{batches, epoch, geometry, order};
 use serde_json::{Value, json};
 
-use crate::case::{boolean, list, number, same, text};
+use crate::case::{boolean, list, number, numbers, same, text};
 
 #[test]
 fn accelerate_batch_sampler_shard() {
@@ -41,6 +41,39 @@ fn accelerate_batch_sampler_shard() {
                 };
                 same("len", promised, got.len() as u64).map_err(at)?;
             }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn accelerate_iterable_shard() {
+    run_family("accelerate_iterable_shard.json", |case| {
+        let world = number(case, "num_processes")?;
+        let batch_size = number(case, "batch_size")?;
+        let micro_batch_size = if boolean(case, "split_batches")? {
+            batch_size / world
+        } else {
+            batch_size
+        };
+        let spec = json!({
+            "name": "hf-iterable",
+            "shuffle": false,
+            "split": "batches",
+            "drop_last": boolean(case, "drop_last")?,
+        });
+        let order = order(spec, number(case, "n")?, geometry(world, micro_batch_size))?;
+        let epoch = epoch(&order, 0)?;
+        let ranks = list(&case["ranks"])?;
+        same("ranks", ranks.len() as u64, world)?;
+        for (rank, want) in (0..).zip(ranks) {
+            let at = |why: String| format!("rank {rank}: {why}");
+            let got = batches(&order, &epoch, rank).concat();
+            let (first, last) = (numbers(&want["first"])?, numbers(&want["last"])?);
+            same("samples", number(want, "samples")?, got.len() as u64).map_err(at)?;
+            same("first", &first[..], &got[..first.len().min(got.len())]).map_err(at)?;
+            same("last", &last[..], &got[got.len().saturating_sub(last.len())..]).map_err(at)?;
+            same("sha256", text(want, "sha256")?, &sha256_u64(got)).map_err(at)?;
         }
         Ok(())
     });

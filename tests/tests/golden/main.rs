@@ -4,6 +4,7 @@ mod accelerate;
 mod case;
 mod fla_order;
 mod hf_dirs;
+mod hf_iterable;
 mod hf_order;
 mod megatron_arithmetic;
 mod megatron_data;
