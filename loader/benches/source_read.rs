@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let maps = source
         .files()
         .iter()
-        .map(|p| File::open(p))
+        .map(File::open)
         .map(|f| {
             // SAFETY: a benchmark over files nobody changes.
             f.and_then(|f| unsafe { Mmap::map(&f) })

@@ -1,7 +1,7 @@
 //! `hf-iterable`: Hugging Face streaming datasets, with shuffle buffer, mixes, epochs, nodes and loader workers.
 //!
 //! Reproduces datasets 5.2.0 `IterableDataset.shuffle`, `interleave_datasets`, `set_epoch` and `split_dataset_by_node`,
-//! read by a torch 2.15.0 `DataLoader` with any number of workers, or dealt by accelerate 1.15.0 `IterableDatasetShard`.
+//! read by a torch 2.15.0 `DataLoader` without workers (a number of them is refused), or dealt by accelerate 1.15.0 `IterableDatasetShard`.
 //! An epoch is read once when it is built; after that every place is a look-up and a resume is a seek. (To go through a
 //! stream row by row with a saved buffer, see [`crate::iterable::Stream`].)
 //!
@@ -109,7 +109,7 @@ pub static ENTRY: OrderEntry = OrderEntry {
     parse: |fields| Ok(OrderSpec::new(HfIterable::parse(fields)?)),
     examples: &[
         r#"{"name":"hf-iterable","seed":42}"#,
-        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":1,"drop_last":true}"#,
+        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":0,"drop_last":true}"#,
         r#"{"name":"hf-iterable","seed":1,"buffer_size":4,"split":"batches"}"#,
         r#"{"name":"hf-iterable","seed":3,"buffer_size":5,"sources":[{"rows":2},{"shards":3}],"stopping_strategy":"all_exhausted"}"#,
         r#"{"name":"hf-iterable","shuffle":false,"sources":[{"rows":2},{"shards":3}],"probabilities":[0.5,0.5],"mix_seed":7,"set_epoch_called":false,"split":"batches","drop_last":true}"#,
@@ -219,11 +219,9 @@ impl HfIterable {
                 return Err(fields.refuse(key, "it must be at least 1"));
             }
         }
-        if options.split == SplitKind::Batches && options.num_workers > 0 {
-            return Err(fields.refuse(
-                "num_workers",
-                "loader workers under `split: batches` are not emulated: use 0",
-            ));
+        // Recorded streams of loader workers are matched in the first epoch only; what is not exact is refused.
+        if options.num_workers > 0 {
+            return Err(fields.refuse("num_workers", "loader workers are not emulated: use 0"));
         }
         let Some(parts) = &options.sources else {
             if options.probabilities.is_some() || options.mix_seed.is_some() {

@@ -81,7 +81,7 @@ fn v28_a_buffer_shuffled_stream_resumes_exactly_at_every_row() {
         }
         // A state of another stream is refused.
         let other = Source::Shards {
-            shards: vec![0..12],
+            shards: std::iter::once(0..12).collect(),
             tables: false,
         };
         let state = Stream::new(&source).expect("the stream starts").state();
