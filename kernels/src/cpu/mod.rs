@@ -7,7 +7,7 @@
 
 mod cross_entropy;
 mod delta_rule;
-mod documents;
+pub(crate) mod documents;
 mod elementwise;
 mod executor;
 mod gemm;

@@ -1,0 +1,651 @@
+// Chunked gated delta rule, forward and backward (WY form, chunk 64).
+//
+// Per value head, with G the within-chunk cumulative log decay and q, k already normalised:
+//   A_ij = beta_i exp(G_i - G_j) k_i.k_j  (i > j),   T = (I + A)^-1
+//   U = T (beta V),   W = T (beta exp(G) K)
+//   Vn = U - W S,     S' = exp(G_C) S + sum_j exp(G_C - G_j) k_j Vn_j
+//   O_i = scale (exp(G_i) q_i S + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) Vn_j)
+//
+// Compile-time: KD, VD (multiples of 64). Layouts, rows = tokens of all sequences one after another:
+//   q, k [rows, H, KD] with row strides ldq, ldk;  v [rows, HV, VD] with row stride ldv;  gc, beta [rows, HV] fp32
+//   w [rows, HV, KD], u, vn, o, dO, dv [rows, HV, VD] elem;  T [chunks, HV, 64, 64] elem
+//   gc is the cumulative sum of g within a chunk (`chunk_cumsum`)
+//   h, dh [chunks, HV, KD, VD] elem: the state before a chunk, the gradient of the state after it
+//   state0, stateN, dstate0, dstateN [docs, HV, KD, VD] fp32, each may be null
+// chunks[c] = {first row, rows, document, index in the document}; docs[d] = {first chunk, chunks}. Both lists
+// and their counts live on the device, so that one captured launch serves any packing of a batch.
+#include "delta.cuh"
+
+// gc = cumulative sum of g within each chunk. A warp a (chunk, head), two rows a lane. Grid (chunks).
+extern "C" __global__ void __launch_bounds__(256)
+chunk_cumsum(Meta m, const float* __restrict__ g, float* __restrict__ gc) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  const int4 c = m.chunks[blockIdx.x];
+  const int lane = threadIdx.x & 31;
+  for (int hv = threadIdx.x >> 5; hv < m.HV; hv += 8) {
+    const long long at = (long long)(c.x + lane * 2) * m.HV + hv;
+    const float a = lane * 2 < c.y ? g[at] : 0.f, b = lane * 2 + 1 < c.y ? g[at + m.HV] : 0.f;
+    float s = a + b;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      float n = __shfl_up_sync(0xffffffffu, s, o);
+      if (lane >= o) s += n;
+    }
+    if (lane * 2 < c.y) gc[at] = s - (a + b) + a;
+    if (lane * 2 + 1 < c.y) gc[at + m.HV] = s;
+  }
+}
+
+// dg_t = sum over s >= t of the chunk of dG_s, dG summed over its slices. Grid (chunks).
+extern "C" __global__ void __launch_bounds__(256)
+chunk_cumsum_backward(Meta m, const float* __restrict__ dG, long long total_rows, float* __restrict__ dg) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  const int4 c = m.chunks[blockIdx.x];
+  const int lane = threadIdx.x & 31;
+  for (int hv = threadIdx.x >> 5; hv < m.HV; hv += 8) {
+    const long long at = (long long)(c.x + lane * 2) * m.HV + hv;
+    float a = 0.f, b = 0.f;
+    for (int s = 0; s < KT; ++s) {
+      const float* p = dG + (long long)s * total_rows * m.HV + at;
+      if (lane * 2 < c.y) a += p[0];
+      if (lane * 2 + 1 < c.y) b += p[m.HV];
+    }
+    float s = a + b;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+      float n = __shfl_down_sync(0xffffffffu, s, o);
+      if (lane + o < 32) s += n;
+    }
+    if (lane * 2 < c.y) dg[at] = s;
+    if (lane * 2 + 1 < c.y) dg[at + m.HV] = s - (a + b) + b;
+  }
+}
+
+// Sums dq, dk [rows, HV, KD] fp32 over the value heads of a key head, into columns of elem matrices.
+extern "C" __global__ void __launch_bounds__(256)
+sum_group(const float* __restrict__ part, elem* __restrict__ out, long long ld, long long n, int H, int HV) {
+  const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+  if (i >= n) return;
+  const long long row = i / (H * KD);
+  const int c = (int)(i - row * (H * KD)), h = c / KD, grp = HV / H;
+  const float* p = part + (row * HV + (long long)h * grp) * KD + c % KD;
+  float s = 0.f;
+  for (int r = 0; r < grp; ++r) s += p[(long long)r * KD];
+  out[row * ld + c] = from_f32(s);
+}
+
+constexpr int SLD = 68;  // row stride of the fp32 matrices of the solve: float4 rows
+
+__device__ __forceinline__ float4 fma4(float a, float4 b, float4 c) {
+  return make_float4(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y), fmaf(a, b.z, c.z), fmaf(a, b.w, c.w));
+}
+
+// T = (I + A)^-1 for strictly lower triangular A, 64 x 64 fp32 with row stride SLD, in blocks of 16: the diagonal blocks
+// by substitution (a warp each), then the blocks below them by distance, T_ij = -T_ii sum_k A_ik T_kj.
+__device__ void invert_unit_lower(const float* A, float* T, float* tmp) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  for (int i = threadIdx.x; i < TILE * TILE; i += THREADS)
+    if ((i >> 10) < ((i & 63) >> 4)) T[(i >> 6) * SLD + (i & 63)] = 0.f;
+  if (lane < 16) {
+    const float* a = A + warp * 16 * SLD + warp * 16;
+    float t[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float s[4] = {i == lane ? 1.f : 0.f, 0.f, 0.f, 0.f};  // four chains: the sum's latency, not its length, is the cost
+#pragma unroll
+      for (int j = 0; j < 16; ++j)
+        if (j < i) s[j & 3] = fmaf(-a[i * SLD + j], t[j], s[j & 3]);
+      t[i] = (s[0] + s[1]) + (s[2] + s[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) T[(warp * 16 + i) * SLD + warp * 16 + lane] = t[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int d = 1; d < 4; ++d) {
+    for (int e = threadIdx.x; e < (4 - d) * 64; e += THREADS) {
+      const int bi = d + (e >> 6), bj = bi - d, r = (e >> 2) & 15, c = (e & 3) * 4;
+      float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+      for (int k = bj * 16; k < bi * 16; ++k)
+        s = fma4(A[(bi * 16 + r) * SLD + k], *reinterpret_cast<const float4*>(T + k * SLD + bj * 16 + c), s);
+      *reinterpret_cast<float4*>(tmp + (e >> 6) * 256 + r * 16 + c) = s;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < (4 - d) * 64; e += THREADS) {
+      const int bi = d + (e >> 6), bj = bi - d, r = (e >> 2) & 15, c = (e & 3) * 4;
+      float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int k = 0; k < 16; ++k)
+        s = fma4(-T[(bi * 16 + r) * SLD + bi * 16 + k], *reinterpret_cast<const float4*>(tmp + (e >> 6) * 256 + k * 16 + c), s);
+      *reinterpret_cast<float4*>(T + (bi * 16 + r) * SLD + bj * 16 + c) = s;
+    }
+    __syncthreads();
+  }
+}
+
+// Chunk-local part: T, W, U. Grid (chunks, HV).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
+         const float* __restrict__ beta, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* Af = reinterpret_cast<float*>(smem);
+  float* Tf = Af + TILE * SLD;
+  float* tmp = Tf + TILE * SLD;
+  float* G = tmp + 768;
+  float* B = G + TILE;
+  float* S = B + TILE;
+  elem* ks = reinterpret_cast<elem*>(S + TILE);
+  elem* Ts = ks + TILE_ELEMS;
+  elem* xs = Ts + TILE_ELEMS;
+  elem* vs = xs + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
+  const elem* kb = k + (long long)c.x * ldk + (long long)h * KD;
+  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
+  Frag a;
+  a.zero();
+  load_tile_async(vs, v + (long long)c.x * ldv + (long long)hv * VD, ldv, rows);
+  for (int t = 0; t < KT; ++t) {
+    __syncthreads();
+    load_tile_async(ks, kb + t * TILE, ldk, rows);
+    async_commit();
+    async_wait<0>();
+    __syncthreads();
+    mm<false, true>(a, ks, ks);
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      int i = acc_row(r), j = acc_col(n, r);
+      Af[i * SLD + j] = i > j ? B[i] * exp2_fast(G[i] - G[j]) * a.v[n][r] : 0.f;
+    }
+  __syncthreads();
+  invert_unit_lower(Af, Tf, tmp);
+  for (int i = threadIdx.x; i < TILE * 32; i += THREADS) {
+    int r = i >> 5, cc = (i & 31) * 2;
+    store2(Ts + r * LD + cc, Tf[r * SLD + cc], Tf[r * SLD + cc + 1]);
+  }
+  if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
+  __syncthreads();
+  if (Tout) store_tile(Tout + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, Ts, TILE);
+  const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
+  for (int t = 0; t < KT + VT; ++t) {
+    const bool isk = t < KT;
+    const int o = (isk ? t : t - KT) * TILE;
+    elem* src = isk ? ks : vs;
+    // The last key tile and the first value tile are there already.
+    if (isk ? KT > 1 : t > KT) {
+      load_tile(src, isk ? kb + o : v + (long long)c.x * ldv + (long long)hv * VD + o, isk ? ldk : ldv, rows);
+      __syncthreads();
+    }
+    scale_rows(xs, src, isk ? S : B);
+    __syncthreads();
+    a.zero();
+    mm<false, false>(a, Ts, xs);
+    frag_to_tile(src, a);
+    if (isk) store_own_rows(w + (long long)c.x * ldw + (long long)hv * KD + o, ldw, src, rows);
+    else store_own_rows(u + (long long)c.x * ldu + (long long)hv * VD + o, ldu, src, rows);
+    __syncthreads();
+  }
+}
+
+// The recurrence over chunks: Vn and the states. Grid (VT, HV, documents).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ w, const elem* __restrict__ u, const float* __restrict__ gc,
+            const float* __restrict__ state0, elem* __restrict__ hst, elem* __restrict__ vn, float* __restrict__ stateN) {
+  if ((int)blockIdx.z >= m.counts[0]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  elem* Ss = reinterpret_cast<elem*>(G + TILE);
+  elem* Ws = Ss + KT * TILE_ELEMS;
+  elem* Ks = Ws + KT * TILE_ELEMS;
+  elem* Vs = Ks + KT * TILE_ELEMS;
+  const int hv = blockIdx.y, h = hv / (m.HV / m.H), v0 = blockIdx.x * TILE;
+  const int2 d = m.docs[blockIdx.z];
+  const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
+  const long long sbase = ((long long)blockIdx.z * m.HV + hv) * KD * VD + v0;
+  Frag S[KT];
+#pragma unroll
+  for (int t = 0; t < KT; ++t)
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) S[t].v[n][r] = state0 ? state0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
+  for (int ci = 0; ci < d.y; ++ci) {
+    const int chunk = d.x + ci;
+    const int4 c = m.chunks[chunk];
+    const int rows = c.y;
+    load_gates(G, nullptr, gc, nullptr, c.x, rows, m.HV, hv);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) {
+      frag_to_tile(Ss + t * TILE_ELEMS, S[t]);
+      load_tile(Ws + t * TILE_ELEMS, w + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
+      load_tile(Ks + t * TILE_ELEMS, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    }
+    load_tile(Vs, u + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
+    __syncthreads();
+    if (hst)
+#pragma unroll
+      for (int t = 0; t < KT; ++t) store_tile(hst + (((long long)chunk * m.HV + hv) * KD + t * TILE) * VD + v0, VD, Ss + t * TILE_ELEMS, TILE);
+    Frag x, y;
+    x.zero();
+#pragma unroll
+    for (int t = 0; t < KT; ++t) mm<false, false>(x, Ws + t * TILE_ELEMS, Ss + t * TILE_ELEMS);
+    tile_to_frag(y, Vs);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x.v[n][r] = y.v[n][r] - x.v[n][r];
+    __syncthreads();
+    frag_to_tile(Vs, x);
+    __syncthreads();
+    store_tile(vn + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Vs, rows);
+    const float gl = G[TILE - 1];
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x.v[n][r] *= exp2_fast(gl - G[acc_row(r)]);
+    __syncthreads();
+    frag_to_tile(Vs, x);
+    __syncthreads();
+    const float dec = exp2_fast(gl);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
+      mm<true, false>(S[t], Ks + t * TILE_ELEMS, Vs);
+    }
+    __syncthreads();
+  }
+  if (stateN)
+#pragma unroll
+    for (int t = 0; t < KT; ++t)
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) stateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
+}
+
+// Output. Grid (chunks, VT, HV).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_output(Meta m, const elem* __restrict__ q, long long ldq, const elem* __restrict__ k, long long ldk, const elem* __restrict__ vn,
+             const elem* __restrict__ hst, const float* __restrict__ gc, float scale, elem* __restrict__ o) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  elem* qs = reinterpret_cast<elem*>(G + TILE);
+  elem* ks = qs + TILE_ELEMS;
+  elem* hs = ks + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.z, h = hv / (m.HV / m.H), v0 = blockIdx.y * TILE, rows = c.y;
+  const long long ldu = (long long)m.HV * VD;
+  load_gates(G, nullptr, gc, nullptr, c.x, rows, m.HV, hv);
+  Frag p, x;
+  p.zero();
+  x.zero();
+  for (int t = 0; t < KT; ++t) {
+    __syncthreads();
+    load_tile(qs, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
+    load_tile(ks, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    load_tile(hs, hst + (((long long)blockIdx.x * m.HV + hv) * KD + t * TILE) * VD + v0, VD, TILE);
+    __syncthreads();
+    mm<false, true>(p, qs, ks);
+    mm<false, false>(x, qs, hs);
+  }
+  mask_scores(p, G, scale);
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) x.v[n][r] *= scale * exp2_fast(G[acc_row(r)]);
+  __syncthreads();
+  frag_to_tile(qs, p);
+  load_tile(ks, vn + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
+  __syncthreads();
+  mm<false, false>(x, qs, ks);
+  frag_to_tile(hs, x);
+  __syncthreads();
+  store_tile(o + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, hs, rows);
+}
+
+// Backward 1: the part of dVn that comes from the chunk's own outputs. Grid (chunks, VT, HV).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_dv_local(Meta m, const elem* __restrict__ q, long long ldq, const elem* __restrict__ k, long long ldk, const elem* __restrict__ dO,
+               const float* __restrict__ gc, float scale, elem* __restrict__ dv) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  elem* qs = reinterpret_cast<elem*>(G + TILE);
+  elem* ks = qs + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.z, h = hv / (m.HV / m.H), v0 = blockIdx.y * TILE, rows = c.y;
+  const long long ldu = (long long)m.HV * VD;
+  load_gates(G, nullptr, gc, nullptr, c.x, rows, m.HV, hv);
+  Frag p, x;
+  p.zero();
+  for (int t = 0; t < KT; ++t) {
+    __syncthreads();
+    load_tile(qs, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
+    load_tile(ks, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    __syncthreads();
+    mm<false, true>(p, qs, ks);
+  }
+  mask_scores(p, G, scale);
+  __syncthreads();
+  frag_to_tile(qs, p);
+  load_tile(ks, dO + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
+  __syncthreads();
+  x.zero();
+  mm<true, false>(x, qs, ks);
+  __syncthreads();
+  frag_to_tile(ks, x);
+  __syncthreads();
+  store_tile(dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, ks, rows);
+}
+
+// Backward 2: the reverse recurrence; dv goes from its local part to the whole gradient of Vn (in place), dh gets
+// the gradient of the state after each chunk. Grid (VT, HV, documents).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const elem* __restrict__ k, long long ldk, const elem* __restrict__ w,
+                     const elem* __restrict__ dO, const float* __restrict__ gc, const float* __restrict__ dstateN, float scale,
+                     elem* __restrict__ dv, elem* __restrict__ dh, float* __restrict__ dstate0) {
+  if ((int)blockIdx.z >= m.counts[0]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  float* E = G + TILE;
+  elem* Ss = reinterpret_cast<elem*>(E + TILE);
+  elem* Ks = Ss + KT * TILE_ELEMS;
+  elem* Ds = Ks + KT * TILE_ELEMS;
+  elem* Xs = Ds + TILE_ELEMS;
+  const int hv = blockIdx.y, h = hv / (m.HV / m.H), v0 = blockIdx.x * TILE;
+  const int2 d = m.docs[blockIdx.z];
+  const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
+  const long long sbase = ((long long)blockIdx.z * m.HV + hv) * KD * VD + v0;
+  Frag S[KT];
+#pragma unroll
+  for (int t = 0; t < KT; ++t)
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) S[t].v[n][r] = dstateN ? dstateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
+  for (int ci = d.y - 1; ci >= 0; --ci) {
+    const int chunk = d.x + ci;
+    const int4 c = m.chunks[chunk];
+    const int rows = c.y;
+    load_gates(G, nullptr, gc, nullptr, c.x, rows, m.HV, hv);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) {
+      frag_to_tile(Ss + t * TILE_ELEMS, S[t]);
+      load_tile(Ks + t * TILE_ELEMS, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    }
+    load_tile(Xs, dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
+    load_tile(Ds, dO + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
+    __syncthreads();
+    if (threadIdx.x < TILE) E[threadIdx.x] = scale * exp2_fast(G[threadIdx.x]);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) store_tile(dh + (((long long)chunk * m.HV + hv) * KD + t * TILE) * VD + v0, VD, Ss + t * TILE_ELEMS, TILE);
+    Frag x, y;
+    x.zero();
+#pragma unroll
+    for (int t = 0; t < KT; ++t) mm<false, false>(x, Ks + t * TILE_ELEMS, Ss + t * TILE_ELEMS);
+    tile_to_frag(y, Xs);
+    const float gl = G[TILE - 1];
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x.v[n][r] = acc_row(r) < rows ? fmaf(exp2_fast(gl - G[acc_row(r)]), x.v[n][r], y.v[n][r]) : 0.f;
+    __syncthreads();
+    frag_to_tile(Xs, x);
+    scale_rows(Ds, Ds, E);
+    __syncthreads();
+    store_tile(dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Xs, rows);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x.v[n][r] = -x.v[n][r];
+    frag_to_tile(Xs, x);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) load_tile(Ks + t * TILE_ELEMS, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) load_tile(Ss + t * TILE_ELEMS, w + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
+    __syncthreads();
+    const float dec = exp2_fast(gl);
+#pragma unroll
+    for (int t = 0; t < KT; ++t) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
+      mm<true, false>(S[t], Ks + t * TILE_ELEMS, Ds);
+      mm<true, false>(S[t], Ss + t * TILE_ELEMS, Xs);
+    }
+    __syncthreads();
+  }
+  if (dstate0)
+#pragma unroll
+    for (int t = 0; t < KT; ++t)
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) dstate0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
+}
+
+// Backward 3: dq, dk (without the WY part), dw, and dG of this 64-wide slice of the key dimension.
+// Grid (chunks, KT, HV). dq, dk [rows, HV, KD] fp32, dw [rows, HV, KD] elem, dG [KT, rows, HV] fp32.
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __restrict__ k, long long ldk, const elem* __restrict__ vn,
+           const elem* __restrict__ hst, const elem* __restrict__ dh, const elem* __restrict__ dO, const elem* __restrict__ dv,
+           const float* __restrict__ gc, float scale, long long total_rows, float* __restrict__ dq, float* __restrict__ dk, elem* __restrict__ dw,
+           float* __restrict__ dG) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  float* red = G + TILE;      // [64] row results
+  float* red2 = red + TILE;   // [128] block reduction
+  elem* t0 = reinterpret_cast<elem*>(red2 + THREADS);
+  elem* t1 = t0 + TILE_ELEMS;
+  elem* t2 = t1 + TILE_ELEMS;
+  elem* t3 = t2 + TILE_ELEMS;
+  elem* t4 = t3 + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.z, h = hv / (m.HV / m.H), k0 = blockIdx.y * TILE, rows = c.y;
+  const long long ldu = (long long)m.HV * VD, ldw = (long long)m.HV * KD;
+  load_gates(G, nullptr, gc, nullptr, c.x, rows, m.HV, hv);
+  Frag p, fq, fk, fw;
+  p.zero();
+  fq.zero();
+  fk.zero();
+  fw.zero();
+  float hdh = 0.f;
+  for (int t = 0; t < VT; ++t) {
+    __syncthreads();
+    load_tile(t0, dO + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
+    load_tile(t1, vn + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
+    load_tile(t2, hst + (((long long)blockIdx.x * m.HV + hv) * KD + k0) * VD + t * TILE, VD, TILE);
+    load_tile(t3, dh + (((long long)blockIdx.x * m.HV + hv) * KD + k0) * VD + t * TILE, VD, TILE);
+    load_tile(t4, dv + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
+    __syncthreads();
+    mm<false, true>(p, t0, t1);
+    mm<false, true>(fq, t0, t2);
+    mm<false, true>(fk, t1, t3);
+    mm<false, true>(fw, t4, t2);
+    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) hdh = fmaf(to_f32(t2[(i >> 6) * LD + (i & 63)]), to_f32(t3[(i >> 6) * LD + (i & 63)]), hdh);
+  }
+  mask_scores(p, G, scale);
+  const float gl = G[TILE - 1];
+  __syncthreads();
+  frag_to_tile(t2, p);
+  load_tile(t0, q + (long long)c.x * ldq + (long long)h * KD + k0, ldq, rows);
+  load_tile(t1, k + (long long)c.x * ldk + (long long)h * KD + k0, ldk, rows);
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      int i = acc_row(r);
+      fq.v[n][r] *= scale * exp2_fast(G[i]);
+      fk.v[n][r] *= exp2_fast(gl - G[i]);
+      fw.v[n][r] = -fw.v[n][r];
+    }
+  frag_to_tile(t3, fw);
+  __syncthreads();
+  store_tile(dw + (long long)c.x * ldw + (long long)hv * KD + k0, ldw, t3, rows);
+  // k_j . dk_j of the state part, summed over the chunk, goes to the last row's dG together with exp(G_C) <S, dS'>.
+  float kdk[2] = {0.f, 0.f};
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) kdk[r >> 1] = fmaf(fk.v[n][r], to_f32(t1[acc_row(r) * LD + acc_col(n, r)]), kdk[r >> 1]);
+  red2[threadIdx.x] = fmaf(hdh, exp2_fast(gl), kdk[0] + kdk[1]);
+  mm<false, false>(fq, t2, t1);
+  mm<true, false>(fk, t2, t0);
+  float dg[2] = {0.f, 0.f};
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      int i = acc_row(r), j = acc_col(n, r);
+      dg[r >> 1] = fmaf(fq.v[n][r], to_f32(t0[i * LD + j]), dg[r >> 1]);
+      dg[r >> 1] = fmaf(-fk.v[n][r], to_f32(t1[i * LD + j]), dg[r >> 1]);
+      if (i < rows) {
+        long long at = (long long)(c.x + i) * ldw + (long long)hv * KD + k0 + j;
+        dq[at] = fq.v[n][r];
+        dk[at] = fk.v[n][r];
+      }
+    }
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    float x = row_sum4(dg[s]);
+    if ((threadIdx.x & 3) == 0) red[acc_row(2 * s)] = x;
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    float x = red2[threadIdx.x] + red2[threadIdx.x + 32] + red2[threadIdx.x + 64] + red2[threadIdx.x + 96];
+    x = warp_sum(x);
+    if (threadIdx.x == 0) red2[0] = x;
+  }
+  __syncthreads();
+  if (threadIdx.x < rows) dG[((long long)blockIdx.y * total_rows + c.x + threadIdx.x) * m.HV + hv] = red[threadIdx.x] + (threadIdx.x == rows - 1 ? red2[0] : 0.f);
+}
+
+// Backward 4: through T. Adds the WY part to dk, gives the gradient of v (columns of a matrix with row
+// stride lddv) and dbeta, and adds to dG[0]. Grid (chunks, HV).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
+                  const float* __restrict__ beta, const elem* __restrict__ Tin, const elem* __restrict__ w, const elem* __restrict__ u,
+                  const elem* __restrict__ dw, const elem* __restrict__ dv, float* __restrict__ dk, elem* __restrict__ dvout, long long lddv,
+                  float* __restrict__ dbeta, float* __restrict__ dG) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  float* B = G + TILE;
+  float* rb = B + TILE;   // dbeta
+  float* rg = rb + TILE;  // dG
+  float* Ff = rg + TILE;  // [64][65]
+  elem* Ts = reinterpret_cast<elem*>(Ff + TILE * 65);
+  elem* x0 = Ts + TILE_ELEMS;
+  elem* x1 = x0 + TILE_ELEMS;
+  elem* x2 = x1 + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
+  const long long ldu = (long long)m.HV * VD, ldw = (long long)m.HV * KD;
+  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
+  load_tile(Ts, Tin + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, TILE);
+  float db[2] = {0.f, 0.f}, dg[2] = {0.f, 0.f};
+  Frag dA, X;
+  dA.zero();
+  for (int t = 0; t < VT; ++t) {
+    __syncthreads();
+    load_tile(x0, dv + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
+    load_tile(x1, u + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
+    load_tile(x2, v + (long long)c.x * ldv + (long long)hv * VD + t * TILE, ldv, rows);
+    __syncthreads();
+    X.zero();
+    mm<true, false>(X, Ts, x0);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[acc_row(r) * LD + acc_col(n, r)]), db[r >> 1]);
+    __syncthreads();
+    frag_to_tile(x0, X);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) X.v[n][r] *= B[acc_row(r)];
+    frag_to_tile(x2, X);
+    __syncthreads();
+    mm<false, true>(dA, x0, x1);
+    store_tile(dvout + (long long)c.x * lddv + (long long)hv * VD + t * TILE, lddv, x2, rows);
+  }
+  Frag kk;
+  kk.zero();
+  for (int t = 0; t < KT; ++t) {
+    __syncthreads();
+    load_tile(x0, dw + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
+    load_tile(x1, w + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
+    load_tile(x2, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    __syncthreads();
+    X.zero();
+    mm<true, false>(X, Ts, x0);
+    mm<false, true>(kk, x2, x2);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        int i = acc_row(r), j = acc_col(n, r);
+        float e = exp2_fast(G[i]), xk = X.v[n][r] * to_f32(x2[i * LD + j]) * e;
+        db[r >> 1] += xk;
+        dg[r >> 1] = fmaf(B[i], xk, dg[r >> 1]);
+        if (i < rows) dk[(long long)(c.x + i) * ldw + (long long)hv * KD + t * TILE + j] += B[i] * e * X.v[n][r];
+      }
+    __syncthreads();
+    frag_to_tile(x0, X);
+    __syncthreads();
+    mm<false, true>(dA, x0, x1);
+  }
+  // F = -beta_i exp(G_i - G_j) dA, strictly lower.
+  float rs[2] = {0.f, 0.f};
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      int i = acc_row(r), j = acc_col(n, r);
+      float e = i > j ? -dA.v[n][r] * exp2_fast(G[i] - G[j]) : 0.f;
+      rs[r >> 1] = fmaf(e, kk.v[n][r], rs[r >> 1]);
+      dA.v[n][r] = B[i] * e;
+      Ff[i * 65 + j] = B[i] * e * kk.v[n][r];
+    }
+  frag_to_tile(x0, dA);
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    int i = acc_row(2 * s);
+    float b = row_sum4(db[s] + rs[s]), g = row_sum4(fmaf(B[i], rs[s], dg[s]));
+    if ((threadIdx.x & 3) == 0) { rb[i] = b; rg[i] = g; }
+  }
+  __syncthreads();
+  if (threadIdx.x < rows) {
+    float s = 0.f;
+    for (int i = 0; i < TILE; ++i) s += Ff[i * 65 + threadIdx.x];
+    long long at = (long long)(c.x + threadIdx.x) * m.HV + hv;
+    dbeta[at] = rb[threadIdx.x];
+    dG[at] += rg[threadIdx.x] - s;
+  }
+  for (int t = 0; t < KT; ++t) {
+    __syncthreads();
+    load_tile(x2, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
+    __syncthreads();
+    X.zero();
+    mm<false, false>(X, x0, x2);
+    mm<true, false>(X, x0, x2);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (acc_row(r) < rows) dk[(long long)(c.x + acc_row(r)) * ldw + (long long)hv * KD + t * TILE + acc_col(n, r)] += X.v[n][r];
+  }
+}

@@ -1,0 +1,116 @@
+// Residual add + RMSNorm, forward and backward. One warp a row, the row in registers.
+//   x += branch;  y = x rstd w,  rstd = (mean x^2 + eps)^-1/2
+// Compile-time: D, the hidden size (a multiple of 8). x and its gradient are `resid` (fp32, or elem with
+// RESID_ELEM); branch, y and their gradients are elem; weights fp32.
+#include "vec.cuh"
+#ifdef RESID_ELEM
+typedef elem resid;
+#else
+typedef float resid;
+#endif
+
+constexpr int WARPS = 8;
+constexpr int VECS = (D + 255) / 256;
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+add_rms_norm(const resid* x, const elem* branch, const float* __restrict__ w, resid* xout, elem* __restrict__ y, float* __restrict__ rstd_out, int rows, float eps) {
+  const int lane = threadIdx.x & 31;
+  const long long row = (long long)blockIdx.x * WARPS + (threadIdx.x >> 5);
+  if (row >= rows) return;
+  Vec8 v[VECS];
+  float ss = 0.f;
+#pragma unroll
+  for (int i = 0; i < VECS; ++i) {
+    int c = i * 256 + lane * 8;
+    if (c < D) {
+      v[i] = load8(x + row * D + c);
+      if (branch) {
+        Vec8 b = load8(branch + row * D + c);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[i].v[j] += b.v[j];
+        save8(xout + row * D + c, v[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) ss = fmaf(v[i].v[j], v[i].v[j], ss);
+    }
+  }
+  const float r = rsqrtf(warp_sum(ss) * (1.f / D) + eps);
+  if (lane == 0) rstd_out[row] = r;
+#pragma unroll
+  for (int i = 0; i < VECS; ++i) {
+    int c = i * 256 + lane * 8;
+    if (c < D) {
+      Vec8 g = load8(w + c);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[i].v[j] *= r * g.v[j];
+      save8(y + row * D + c, v[i]);
+    }
+  }
+}
+
+// dx = dxin + rstd (w dy - xhat mean(w dy xhat));  dbranch = dx as elem;  dw partial sums per block of rows.
+// dxin may be null (0). Dynamic shared memory: WARPS * D floats.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+rms_norm_backward(const elem* __restrict__ dy, const resid* __restrict__ x, const float* __restrict__ rstd, const float* __restrict__ w, const resid* dxin,
+                  resid* dx, elem* __restrict__ dbranch, float* __restrict__ dw_part, int rows, int rows_per_block) {
+  extern __shared__ __align__(16) float part[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  Vec8 dw[VECS];
+#pragma unroll
+  for (int i = 0; i < VECS; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) dw[i].v[j] = 0.f;
+  const long long first = (long long)blockIdx.x * rows_per_block;
+  for (int k = warp; k < rows_per_block; k += WARPS) {
+    const long long row = first + k;
+    if (row >= rows) break;
+    const float r = rstd[row];
+    Vec8 h[VECS], g[VECS];
+    float dot = 0.f;
+#pragma unroll
+    for (int i = 0; i < VECS; ++i) {
+      int c = i * 256 + lane * 8;
+      if (c < D) {
+        h[i] = load8(x + row * D + c);
+        g[i] = load8(dy + row * D + c);
+        Vec8 ww = load8(w + c);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          h[i].v[j] *= r;
+          dw[i].v[j] = fmaf(g[i].v[j], h[i].v[j], dw[i].v[j]);
+          g[i].v[j] *= ww.v[j];
+          dot = fmaf(g[i].v[j], h[i].v[j], dot);
+        }
+      }
+    }
+    dot = warp_sum(dot) * (1.f / D);
+#pragma unroll
+    for (int i = 0; i < VECS; ++i) {
+      int c = i * 256 + lane * 8;
+      if (c < D) {
+        Vec8 o;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) o.v[j] = r * (g[i].v[j] - h[i].v[j] * dot);
+        if (dxin) {
+          Vec8 b = load8(dxin + row * D + c);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) o.v[j] += b.v[j];
+        }
+        save8(dx + row * D + c, o);
+        if (dbranch) save8(dbranch + row * D + c, o);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < VECS; ++i) {
+    int c = i * 256 + lane * 8;
+    if (c < D) save8(part + warp * D + c, dw[i]);
+  }
+  __syncthreads();
+  for (int c = threadIdx.x; c < D; c += WARPS * 32) {
+    float s = 0.f;
+#pragma unroll
+    for (int k = 0; k < WARPS; ++k) s += part[k * D + c];
+    dw_part[(long long)blockIdx.x * D + c] = s;
+  }
+}

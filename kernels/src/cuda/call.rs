@@ -1,0 +1,285 @@
+//! Calls: an operator lowered to launches with all arguments fixed, so that running a section is walking a list, and
+//! capturing it in a graph is walking it once.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::{result, sys};
+
+use super::compile::compile_cached;
+use super::device::Device;
+use super::error::{CudaError, Doing};
+use super::product::{Product, Products};
+use super::source::{Source, Unit};
+
+/// Most shared memory a block may use on the devices the kernels are written for.
+pub(super) const MAX_SHARED: u32 = 227 * 1024;
+
+/// A device address that may lie in the scratch block, whose place is known only when everything is lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Device(u64),
+    /// Byte offset in the scratch block.
+    Scratch(u64),
+}
+
+impl Address {
+    pub(super) const NULL: Address = Address::Device(0);
+
+    pub(super) fn plus(self, bytes: u64) -> Address {
+        match self {
+            Address::Device(p) => Address::Device(p + bytes),
+            Address::Scratch(o) => Address::Scratch(o + bytes),
+        }
+    }
+
+    pub(super) fn resolve(self, scratch: u64) -> u64 {
+        match self {
+            Address::Device(p) => p,
+            Address::Scratch(o) => scratch + o,
+        }
+    }
+}
+
+/// A kernel argument, in the kernel's own type.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Arg {
+    At(Address),
+    I32(i32),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    /// `struct Meta` of `delta_rule.cu`.
+    Meta(Meta),
+}
+
+/// Mirrors `struct Meta` of `delta_rule.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Meta {
+    pub(super) chunks: u64,
+    pub(super) docs: u64,
+    pub(super) counts: u64,
+    pub(super) key_heads: i32,
+    pub(super) value_heads: i32,
+}
+
+/// A kernel of a loaded module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel(sys::CUfunction);
+
+/// Everything a launch needs.
+#[derive(Clone, Debug)]
+pub(super) struct Launch {
+    pub(super) kernel: Kernel,
+    pub(super) grid: (u32, u32, u32),
+    pub(super) threads: u32,
+    pub(super) shared: u32,
+    pub(super) args: Vec<Arg>,
+}
+
+/// One thing put on the stream.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    Launch(Launch),
+    Clear { at: Address, bytes: u64 },
+    Product { index: usize, product: Product },
+}
+
+/// The arguments of one launch laid out as the driver wants them: values in 8-byte cells, pointers to the cells.
+#[derive(Debug)]
+struct Packed {
+    _cells: Box<[u64]>,
+    pointers: Vec<*mut c_void>,
+}
+
+impl Packed {
+    fn new(args: &[Arg], scratch: u64) -> Self {
+        let mut cells: Vec<u64> = Vec::new();
+        let mut starts = Vec::new();
+        for arg in args {
+            starts.push(cells.len());
+            match *arg {
+                Arg::At(a) => cells.push(a.resolve(scratch)),
+                Arg::I32(v) => cells.push(u64::from(v as u32)),
+                Arg::I64(v) => cells.push(v as u64),
+                Arg::F32(v) => cells.push(u64::from(v.to_bits())),
+                Arg::F64(v) => cells.push(v.to_bits()),
+                Arg::Meta(m) => cells.extend([
+                    m.chunks,
+                    m.docs,
+                    m.counts,
+                    u64::from(m.key_heads as u32) | (u64::from(m.value_heads as u32) << 32),
+                ]),
+            }
+        }
+        let mut cells = cells.into_boxed_slice();
+        let base = cells.as_mut_ptr();
+        // SAFETY: every start is an index into `cells`, whose storage does not move while the box lives.
+        let pointers = starts
+            .into_iter()
+            .map(|s| unsafe { base.add(s) }.cast())
+            .collect();
+        Packed {
+            _cells: cells,
+            pointers,
+        }
+    }
+}
+
+/// A list of calls with resolved addresses.
+#[derive(Debug)]
+pub(super) struct Program {
+    calls: Vec<(Call, Option<Packed>)>,
+    scratch: u64,
+}
+
+// SAFETY: the raw pointers are device handles and pointers into boxes that the value owns; nothing is thread-bound
+// besides the current context, which every entry of the executor sets.
+unsafe impl Send for Program {}
+
+impl Program {
+    pub(super) fn new(calls: Vec<Call>, scratch: u64) -> Self {
+        let calls = calls
+            .into_iter()
+            .map(|c| {
+                let packed = match &c {
+                    Call::Launch(l) => Some(Packed::new(&l.args, scratch)),
+                    _ => None,
+                };
+                (c, packed)
+            })
+            .collect();
+        Program { calls, scratch }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Puts calls `range` on the stream.
+    pub(super) fn issue(
+        &mut self,
+        range: std::ops::Range<usize>,
+        stream: sys::CUstream,
+        products: &Products,
+    ) -> Result<(), CudaError> {
+        for (call, packed) in &mut self.calls[range] {
+            match (call, packed) {
+                (Call::Launch(l), Some(p)) => {
+                    if l.grid.0 == 0 || l.grid.1 == 0 || l.grid.2 == 0 {
+                        continue;
+                    }
+                    // SAFETY: argument types and counts follow the kernel's signature (each is exercised by a
+                    // conformance test); all addresses lie in blocks the executor keeps alive.
+                    unsafe {
+                        result::launch_kernel(
+                            l.kernel.0,
+                            l.grid,
+                            (l.threads, 1, 1),
+                            l.shared,
+                            stream,
+                            &mut p.pointers,
+                        )
+                    }
+                    .doing(|| "launching a kernel".into())?;
+                }
+                (Call::Clear { at, bytes }, _) => {
+                    let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
+                    // SAFETY: the range lies in one buffer of the executor.
+                    unsafe { result::memset_d8_async(at.resolve(self.scratch), 0, bytes, stream) }
+                        .doing(|| "clearing memory".into())?;
+                }
+                (Call::Product { index, product }, _) => {
+                    products.issue(*index, product, self.scratch, stream)?;
+                }
+                (Call::Launch(_), None) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Loaded modules: compiled on first use, one per unit.
+#[derive(Debug)]
+pub(super) struct Modules {
+    arch: String,
+    loaded: BTreeMap<Unit, sys::CUmodule>,
+}
+
+// SAFETY: module handles may be used from any thread while their context is current.
+unsafe impl Send for Modules {}
+
+impl Modules {
+    pub(super) fn new(device: &Device) -> Self {
+        Modules {
+            arch: device.arch(),
+            loaded: BTreeMap::new(),
+        }
+    }
+
+    /// A kernel of `source` specialised by `defines`, allowed to use `shared` bytes of dynamic shared memory.
+    pub(super) fn kernel(
+        &mut self,
+        source: Source,
+        defines: &[String],
+        name: &'static str,
+        shared: u32,
+    ) -> Result<Kernel, CudaError> {
+        let unit = Unit {
+            source,
+            defines: defines.to_vec(),
+        };
+        let module = match self.loaded.get(&unit) {
+            Some(&m) => m,
+            None => {
+                let image = compile_cached(&unit, &self.arch)?;
+                // SAFETY: a complete CUBIN image; the driver copies it.
+                let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
+                    .doing(|| format!("loading {}", source.file()))?;
+                self.loaded.insert(unit, module);
+                module
+            }
+        };
+        let symbol = CString::new(name).map_err(|_| CudaError::Unsupported(format!("kernel name {name}")))?;
+        // SAFETY: the module was loaded above and is never unloaded while functions are used.
+        let function = unsafe { result::module::get_function(module, symbol) }
+            .doing(|| format!("looking up {name} in {}", source.file()))?;
+        if shared > 48 * 1024 {
+            // SAFETY: a valid function and a documented attribute.
+            unsafe {
+                result::function::set_function_attribute(
+                    function,
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    shared as i32,
+                )
+            }
+            .doing(|| format!("giving {name} {shared} bytes of shared memory"))?;
+        }
+        Ok(Kernel(function))
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        for &module in self.loaded.values() {
+            // SAFETY: loaded by this value, unloaded once; the executor drops its programs first.
+            let _ = unsafe { result::module::unload(module) };
+        }
+    }
+}
+
+/// A launch that makes the bf16 copy of `n` fp32 weights.
+pub(super) fn copy_bf16(kernel: Kernel, source: u64, copy: u64, n: u64) -> Call {
+    Call::Launch(Launch {
+        kernel,
+        grid: (n.div_ceil(2048) as u32, 1, 1),
+        threads: 256,
+        shared: 0,
+        args: vec![
+            Arg::At(Address::Device(source)),
+            Arg::At(Address::Device(copy)),
+            Arg::I64(n as i64),
+        ],
+    })
+}

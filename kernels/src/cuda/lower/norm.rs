@@ -1,0 +1,134 @@
+//! RMSNorm with the residual addition, and the gated RMSNorm per head.
+
+use super::super::call::{Address, Arg};
+use super::super::error::CudaError;
+use super::super::source::Source;
+use super::{Lowering, refuse};
+use crate::ops::{AddRmsNorm, AddRmsNormBackward, GatedRmsNorm, GatedRmsNormBackward};
+
+const WARPS: u64 = 8;
+/// Rows whose weight gradients one block sums.
+const ROWS_PER_BLOCK: u64 = 128;
+/// Heads whose weight gradients one block sums.
+const HEADS_PER_BLOCK: u64 = 2048;
+
+impl Lowering<'_> {
+    pub(super) fn add_rms_norm(&mut self, o: &AddRmsNorm) -> Result<(), CudaError> {
+        let (rows, d) = (self.rows() as u64, self.width_of_eight(o.x, "hidden_size")?);
+        let kernel = self.kernel(Source::Norm, &[("D", d)], "add_rms_norm", 0)?;
+        let args = vec![
+            Arg::At(self.at(o.x)),
+            Arg::At(self.maybe(o.branch)),
+            Arg::At(self.at(o.weight)),
+            Arg::At(self.maybe(o.sum)),
+            Arg::At(self.at(o.out)),
+            Arg::At(self.at(o.rstd)),
+            Arg::I32(rows as i32),
+            Arg::F32(o.eps as f32),
+        ];
+        self.launch(kernel, (rows.div_ceil(WARPS), 1, 1), 256, 0, args);
+        Ok(())
+    }
+
+    pub(super) fn add_rms_norm_backward(&mut self, o: &AddRmsNormBackward) -> Result<(), CudaError> {
+        let (rows, d) = (self.rows() as u64, self.width_of_eight(o.sum, "hidden_size")?);
+        let blocks = rows.div_ceil(ROWS_PER_BLOCK);
+        let part = self.temporary(blocks * d as u64 * 4);
+        let shared = WARPS * d as u64 * 4;
+        let kernel = self.kernel(Source::Norm, &[("D", d)], "rms_norm_backward", shared)?;
+        let args = vec![
+            Arg::At(self.at(o.dout)),
+            Arg::At(self.at(o.sum)),
+            Arg::At(self.at(o.rstd)),
+            Arg::At(self.at(o.weight)),
+            Arg::At(self.maybe(o.dresidual)),
+            Arg::At(self.at(o.dsum)),
+            Arg::At(self.maybe(o.dbranch)),
+            Arg::At(part),
+            Arg::I32(rows as i32),
+            Arg::I32(ROWS_PER_BLOCK as i32),
+        ];
+        self.launch(kernel, (blocks, 1, 1), 256, shared, args);
+        let dweight = self.at(o.dweight);
+        self.sum_partials(part, blocks, d as u64, dweight)
+    }
+
+    pub(super) fn gated_rms_norm(&mut self, o: &GatedRmsNorm) -> Result<(), CudaError> {
+        let (v, value_heads) = self.head_split(o.x, o.weight)?;
+        let heads = self.rows() as u64 * value_heads as u64;
+        let kernel = self.kernel(Source::GatedNorm, &[("VD", v)], "gated_rms_norm", 0)?;
+        let (gate, ld) = o.gate.map_or((Address::NULL, Arg::I64(0)), |g| self.columns(g));
+        let args = vec![
+            Arg::At(self.at(o.x)),
+            Arg::At(gate),
+            ld,
+            Arg::At(self.at(o.weight)),
+            Arg::At(self.at(o.out)),
+            Arg::At(self.at(o.rstd)),
+            Arg::I64(heads as i64),
+            Arg::I32(value_heads as i32),
+            Arg::F32(o.eps as f32),
+        ];
+        self.launch(kernel, (heads.div_ceil(256 / lanes(v)), 1, 1), 256, 0, args);
+        Ok(())
+    }
+
+    pub(super) fn gated_rms_norm_backward(&mut self, o: &GatedRmsNormBackward) -> Result<(), CudaError> {
+        let (v, value_heads) = self.head_split(o.x, o.weight)?;
+        let heads = self.rows() as u64 * value_heads as u64;
+        let blocks = heads.div_ceil(HEADS_PER_BLOCK);
+        let part = self.temporary(blocks * v as u64 * 4);
+        let kernel = self.kernel(Source::GatedNorm, &[("VD", v)], "gated_rms_norm_backward", 0)?;
+        let none = (Address::NULL, Arg::I64(0));
+        let (gate, ld) = o.gate.map_or(none, |g| self.columns(g));
+        let (dgate, ldd) = o.dgate.map_or(none, |g| self.columns(g));
+        let args = vec![
+            Arg::At(self.at(o.x)),
+            Arg::At(gate),
+            ld,
+            Arg::At(self.at(o.weight)),
+            Arg::At(self.at(o.rstd)),
+            Arg::At(self.at(o.dout)),
+            Arg::At(self.at(o.dx)),
+            Arg::At(dgate),
+            ldd,
+            Arg::At(part),
+            Arg::I64(heads as i64),
+            Arg::I32(value_heads as i32),
+            Arg::I32(HEADS_PER_BLOCK as i32),
+        ];
+        self.launch(kernel, (blocks, 1, 1), 256, 0, args);
+        let dweight = self.at(o.dweight);
+        self.sum_partials(part, blocks, v as u64, dweight)
+    }
+
+    /// Width of a matrix that kernels read eight elements at a time.
+    pub(super) fn width_of_eight(&self, id: crate::plan::BufferId, what: &str) -> Result<usize, CudaError> {
+        let width = self.plan.buffer(id).width();
+        if !width.is_multiple_of(8) {
+            return refuse(format!(
+                "{what} {width} is not supported on CUDA, allowed: multiples of 8"
+            ));
+        }
+        Ok(width)
+    }
+
+    fn head_split(
+        &self,
+        x: crate::plan::BufferId,
+        weight: crate::plan::BufferId,
+    ) -> Result<(usize, usize), CudaError> {
+        let v = self.plan.buffer(weight).len();
+        if ![64, 128, 256, 512].contains(&v) {
+            return refuse(format!(
+                "a value head of {v} is not supported on CUDA, allowed: 64, 128, 256, 512"
+            ));
+        }
+        Ok((v, self.plan.buffer(x).width() / v))
+    }
+}
+
+/// Lanes that share a head in `gated_norm.cu`.
+fn lanes(v: usize) -> u64 {
+    (v as u64 / 8).min(32)
+}

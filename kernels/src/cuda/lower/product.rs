@@ -1,0 +1,155 @@
+//! The three products of a linear layer.
+
+use super::super::call::{Address, Call};
+use super::super::error::CudaError;
+use super::super::product::{Product, Shape, Type};
+use super::{Lowering, refuse};
+use crate::ops::{Linear, LinearBackwardInput, LinearBackwardWeight};
+use crate::plan::{BufferId, Columns};
+
+/// A row-major block: first element, row stride.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) at: Address,
+    pub(super) ld: u64,
+}
+
+impl Lowering<'_> {
+    fn block(&self, c: Columns) -> Block {
+        Block {
+            at: self.columns(c).0,
+            ld: self.plan.buffer(c.buffer).width() as u64,
+        }
+    }
+
+    /// `[n, k]` of a weight.
+    pub(super) fn weight_shape(&self, id: BufferId) -> Result<(u64, u64), CudaError> {
+        let buffer = self.plan.buffer(id);
+        let (n, k) = (buffer.shape[0] as u64, buffer.width() as u64);
+        if n % 8 != 0 || k % 8 != 0 {
+            return refuse(format!(
+                "a linear layer of shape [{n}, {k}] ('{}') is not supported on CUDA, allowed: multiples of 8",
+                buffer.name
+            ));
+        }
+        Ok((n, k))
+    }
+
+    pub(super) fn product(&mut self, shape: Shape, product: Product) -> Result<(), CudaError> {
+        let index = self.products.prepare(shape)?;
+        self.operands.entry(index).or_insert(product);
+        self.calls.push(Call::Product { index, product });
+        Ok(())
+    }
+
+    /// `out [rows, n] = x [rows, k] · weight [n, k]ᵀ`.
+    pub(super) fn forward_product(
+        &mut self,
+        rows: u64,
+        x: Block,
+        weight: BufferId,
+        out: Block,
+    ) -> Result<(), CudaError> {
+        let (n, k) = self.weight_shape(weight)?;
+        let shape = Shape {
+            m: n,
+            n: rows,
+            k,
+            transpose_a: true,
+            transpose_b: false,
+            lda: k,
+            ldb: x.ld,
+            ldd: out.ld,
+            input: self.elem_type(),
+            output: self.elem_type(),
+            accumulate: false,
+        };
+        self.product(
+            shape,
+            Product {
+                a: self.weight(weight),
+                b: x.at,
+                d: out.at,
+            },
+        )
+    }
+
+    /// `dx [rows, k] = dout [rows, n] · weight [n, k]`.
+    pub(super) fn input_product(
+        &mut self,
+        rows: u64,
+        dout: Block,
+        weight: BufferId,
+        dx: Block,
+    ) -> Result<(), CudaError> {
+        let (n, k) = self.weight_shape(weight)?;
+        let shape = Shape {
+            m: k,
+            n: rows,
+            k: n,
+            transpose_a: false,
+            transpose_b: false,
+            lda: k,
+            ldb: dout.ld,
+            ldd: dx.ld,
+            input: self.elem_type(),
+            output: self.elem_type(),
+            accumulate: false,
+        };
+        self.product(
+            shape,
+            Product {
+                a: self.weight(weight),
+                b: dout.at,
+                d: dx.at,
+            },
+        )
+    }
+
+    /// `dweight [n, k] += dout [rows, n]ᵀ · x [rows, k]`, in fp32.
+    pub(super) fn weight_product(
+        &mut self,
+        rows: u64,
+        dout: Block,
+        x: Block,
+        dweight: BufferId,
+    ) -> Result<(), CudaError> {
+        let (n, k) = self.weight_shape(dweight)?;
+        let shape = Shape {
+            m: k,
+            n,
+            k: rows,
+            transpose_a: false,
+            transpose_b: true,
+            lda: x.ld,
+            ldb: dout.ld,
+            ldd: k,
+            input: self.elem_type(),
+            output: Type::F32,
+            accumulate: true,
+        };
+        self.product(
+            shape,
+            Product {
+                a: x.at,
+                b: dout.at,
+                d: self.at(dweight),
+            },
+        )
+    }
+
+    pub(super) fn linear(&mut self, o: &Linear) -> Result<(), CudaError> {
+        let (x, out) = (self.block(o.x), self.block(o.out));
+        self.forward_product(self.rows() as u64, x, o.weight, out)
+    }
+
+    pub(super) fn linear_backward_input(&mut self, o: &LinearBackwardInput) -> Result<(), CudaError> {
+        let (dout, dx) = (self.block(o.dout), self.block(o.dx));
+        self.input_product(self.rows() as u64, dout, o.weight, dx)
+    }
+
+    pub(super) fn linear_backward_weight(&mut self, o: &LinearBackwardWeight) -> Result<(), CudaError> {
+        let (dout, x) = (self.block(o.dout), self.block(o.x));
+        self.weight_product(self.rows() as u64, dout, x, o.dweight)
+    }
+}

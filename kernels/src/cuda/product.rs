@@ -1,0 +1,372 @@
+//! Matrix products through cuBLASLt: descriptors made once per shape, the algorithm chosen once by measurement and
+//! recorded, so that another process that is given the record gets the same bits.
+//!
+//! cuBLASLt is column-major. A row-major matrix `[r, c]` with row stride `ld` is a column-major `c × r` one with leading
+//! dimension `ld`; all three products of a linear layer are one call each in that view.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::sys::CUstream;
+
+use super::call::Address;
+use super::device::{Block, Device, Timer};
+use super::error::{CudaError, Doing};
+
+/// Bytes of workspace every product may use.
+const WORKSPACE: u64 = 64 << 20;
+/// Algorithms of the heuristic that are measured.
+const CANDIDATES: usize = 12;
+
+/// Element type of a product's operands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) enum Type {
+    Bf16,
+    F32,
+}
+
+impl Type {
+    fn cuda(self) -> sys::cudaDataType {
+        match self {
+            Type::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Type::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        }
+    }
+}
+
+/// `D (m × n) = op(A) op(B) + beta D`, column-major, fp32 accumulation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Shape {
+    pub(super) m: u64,
+    pub(super) n: u64,
+    pub(super) k: u64,
+    pub(super) transpose_a: bool,
+    pub(super) transpose_b: bool,
+    pub(super) lda: u64,
+    pub(super) ldb: u64,
+    pub(super) ldd: u64,
+    pub(super) input: Type,
+    pub(super) output: Type,
+    pub(super) accumulate: bool,
+}
+
+impl Shape {
+    /// Key of the algorithm record.
+    fn key(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+/// Operands of one product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub(super) a: Address,
+    pub(super) b: Address,
+    pub(super) d: Address,
+}
+
+#[derive(Debug)]
+struct Prepared {
+    shape: Shape,
+    description: sys::cublasLtMatmulDesc_t,
+    a: sys::cublasLtMatrixLayout_t,
+    b: sys::cublasLtMatrixLayout_t,
+    d: sys::cublasLtMatrixLayout_t,
+    algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+}
+
+/// The products of a plan.
+#[derive(Debug)]
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    workspace: Block,
+    prepared: Vec<Prepared>,
+    by_shape: BTreeMap<Shape, usize>,
+}
+
+// SAFETY: cuBLASLt handles and descriptors may be used from any thread, one at a time, as `&mut` access ensures.
+unsafe impl Send for Products {}
+
+/// Chosen algorithms: key of the shape → the library's 64-byte description in hex. Valid for the library version and
+/// device it was made with, which its first entry names.
+pub type AlgorithmRecord = BTreeMap<String, String>;
+
+impl Products {
+    pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
+        // SAFETY: only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoCublasLt);
+        }
+        let handle = result::create_handle().doing(|| "making a handle".into())?;
+        let workspace = Block::zeroed(device, WORKSPACE)?;
+        Ok(Products {
+            handle,
+            workspace,
+            prepared: Vec::new(),
+            by_shape: BTreeMap::new(),
+        })
+    }
+
+    /// Descriptors for a shape; the same shape gives the same index.
+    pub(super) fn prepare(&mut self, shape: Shape) -> Result<usize, CudaError> {
+        if let Some(&index) = self.by_shape.get(&shape) {
+            return Ok(index);
+        }
+        let doing = || format!("describing {shape:?}");
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description = result::create_matmul_desc(compute, Type::F32.cuda()).doing(doing)?;
+        let set = |attribute, transpose: bool| {
+            let op: i32 = i32::from(transpose);
+            // SAFETY: a live descriptor and a value of the size the attribute has (cublasOperation_t).
+            unsafe {
+                result::set_matmul_desc_attribute(
+                    description,
+                    attribute,
+                    std::ptr::from_ref(&op).cast(),
+                    size_of::<i32>(),
+                )
+            }
+            .doing(doing)
+        };
+        set(
+            sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
+            shape.transpose_a,
+        )?;
+        set(
+            sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB,
+            shape.transpose_b,
+        )?;
+        let layout = |rows: u64, columns: u64, ld: u64, kind: Type| {
+            result::create_matrix_layout(kind.cuda(), rows, columns, ld as i64).doing(doing)
+        };
+        let (ra, ca) = if shape.transpose_a {
+            (shape.k, shape.m)
+        } else {
+            (shape.m, shape.k)
+        };
+        let (rb, cb) = if shape.transpose_b {
+            (shape.n, shape.k)
+        } else {
+            (shape.k, shape.n)
+        };
+        let prepared = Prepared {
+            shape,
+            description,
+            a: layout(ra, ca, shape.lda, shape.input)?,
+            b: layout(rb, cb, shape.ldb, shape.input)?,
+            d: layout(shape.m, shape.n, shape.ldd, shape.output)?,
+            algorithm: None,
+        };
+        let index = self.prepared.len();
+        self.prepared.push(prepared);
+        self.by_shape.insert(shape, index);
+        Ok(index)
+    }
+
+    /// The first `CANDIDATES` algorithms the library offers.
+    fn candidates(&self, p: &Prepared) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CudaError> {
+        let doing = || format!("finding an algorithm for {:?}", p.shape);
+        let preference = result::create_matmul_pref().doing(doing)?;
+        let bytes = self.workspace.bytes() as usize;
+        let mut found: [std::mem::MaybeUninit<sys::cublasLtMatmulHeuristicResult_t>; CANDIDATES] =
+            [const { std::mem::MaybeUninit::uninit() }; CANDIDATES];
+        let mut count = 0;
+        // SAFETY: live descriptors; the array has as many entries as are asked for; the first `count` are written.
+        let list = unsafe {
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                std::ptr::from_ref(&bytes).cast(),
+                size_of::<usize>(),
+            )
+            .doing(doing)?;
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                p.description,
+                p.a,
+                p.b,
+                p.d,
+                p.d,
+                preference,
+                CANDIDATES as i32,
+                found.as_mut_ptr().cast(),
+                &mut count,
+            );
+            let _ = result::destroy_matmul_pref(preference);
+            status.result().doing(doing)?;
+            found[..count.clamp(0, CANDIDATES as i32) as usize]
+                .iter()
+                .map(|f| f.assume_init_ref())
+                .filter(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS)
+                .map(|f| f.algo)
+                .collect::<Vec<_>>()
+        };
+        if list.is_empty() {
+            return Err(CudaError::Unsupported(format!(
+                "cuBLASLt offers no algorithm for {:?}",
+                p.shape
+            )));
+        }
+        Ok(list)
+    }
+
+    /// Chooses every product's algorithm: from `record` where it has one, else by measuring the candidates on the given
+    /// operands (whose output is overwritten), and adds the choice to `record`.
+    pub(super) fn choose(
+        &mut self,
+        operands: &BTreeMap<usize, Product>,
+        scratch: u64,
+        device: &Device,
+        record: &mut AlgorithmRecord,
+    ) -> Result<(), CudaError> {
+        // SAFETY: reads a constant of the library.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let library = format!("cuBLASLt {version} on {}", device.name());
+        if record.get("library") != Some(&library) {
+            record.clear();
+            record.insert("library".into(), library);
+        }
+        for index in 0..self.prepared.len() {
+            let key = self.prepared[index].shape.key();
+            let chosen = match record.get(&key).and_then(|hex| parse(hex)) {
+                Some(algorithm) => algorithm,
+                None => {
+                    let Some(product) = operands.get(&index) else {
+                        continue;
+                    };
+                    self.measure(index, product, scratch, device)?
+                }
+            };
+            record.insert(key, format_algorithm(&chosen));
+            self.prepared[index].algorithm = Some(chosen);
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        index: usize,
+        product: &Product,
+        scratch: u64,
+        device: &Device,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CudaError> {
+        let p = &self.prepared[index];
+        let list = self.candidates(p)?;
+        let timer = Timer::new()?;
+        let mut best: Option<(f32, sys::cublasLtMatmulAlgo_t)> = None;
+        for algorithm in list {
+            if self
+                .matmul(p, Some(&algorithm), product, scratch, device.stream())
+                .is_err()
+            {
+                continue;
+            }
+            let mut least = f32::INFINITY;
+            for _ in 0..3 {
+                timer.start(device.stream())?;
+                self.matmul(p, Some(&algorithm), product, scratch, device.stream())?;
+                timer.stop(device.stream())?;
+                least = least.min(timer.milliseconds()?);
+            }
+            // A later candidate must be clearly faster: the heuristic's order decides ties.
+            if best.is_none_or(|(t, _)| least < t * 0.99) {
+                best = Some((least, algorithm));
+            }
+        }
+        best.map(|(_, a)| a)
+            .ok_or_else(|| CudaError::Unsupported(format!("no cuBLASLt algorithm ran for {:?}", p.shape)))
+    }
+
+    fn matmul(
+        &self,
+        p: &Prepared,
+        algorithm: Option<&sys::cublasLtMatmulAlgo_t>,
+        product: &Product,
+        scratch: u64,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        let (alpha, beta) = (1.0f32, if p.shape.accumulate { 1.0f32 } else { 0.0 });
+        let d = product.d.resolve(scratch);
+        // SAFETY: descriptors and addresses describe buffers the executor keeps alive, with the extents that
+        // `prepare` was given; the workspace belongs to this stream alone.
+        unsafe {
+            result::matmul(
+                self.handle,
+                p.description,
+                std::ptr::from_ref(&alpha).cast(),
+                std::ptr::from_ref(&beta).cast(),
+                product.a.resolve(scratch) as *const c_void,
+                p.a,
+                product.b.resolve(scratch) as *const c_void,
+                p.b,
+                d as *const c_void,
+                p.d,
+                d as *mut c_void,
+                p.d,
+                algorithm.map_or(std::ptr::null(), std::ptr::from_ref),
+                self.workspace.pointer() as *mut c_void,
+                self.workspace.bytes() as usize,
+                stream.cast(),
+            )
+        }
+        .doing(|| format!("{:?}", p.shape))
+    }
+
+    /// Puts a product on the stream.
+    pub(super) fn issue(
+        &self,
+        index: usize,
+        product: &Product,
+        scratch: u64,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        let p = &self.prepared[index];
+        self.matmul(p, p.algorithm.as_ref(), product, scratch, stream)
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        for p in &self.prepared {
+            // SAFETY: made by `prepare`, destroyed once.
+            unsafe {
+                let _ = result::destroy_matmul_desc(p.description);
+                let _ = result::destroy_matrix_layout(p.a);
+                let _ = result::destroy_matrix_layout(p.b);
+                let _ = result::destroy_matrix_layout(p.d);
+            }
+        }
+        // SAFETY: made by `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+fn format_algorithm(a: &sys::cublasLtMatmulAlgo_t) -> String {
+    a.data.iter().map(|w| format!("{w:016x}")).collect()
+}
+
+fn parse(hex: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
+    let mut data = [0u64; 8];
+    if hex.len() != 128 || !hex.is_ascii() {
+        return None;
+    }
+    for (i, word) in data.iter_mut().enumerate() {
+        *word = u64::from_str_radix(&hex[i * 16..i * 16 + 16], 16).ok()?;
+    }
+    Some(sys::cublasLtMatmulAlgo_t { data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_algorithm_survives_the_record() {
+        let a = sys::cublasLtMatmulAlgo_t {
+            data: [0, 1, u64::MAX, 42, 5, 6, 7, 1 << 63],
+        };
+        assert_eq!(parse(&format_algorithm(&a)).unwrap().data, a.data);
+        assert!(parse("12").is_none() && parse(&"z".repeat(128)).is_none());
+    }
+}
