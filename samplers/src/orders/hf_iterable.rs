@@ -108,10 +108,10 @@ pub static ENTRY: OrderEntry = OrderEntry {
     needs: Needs::Rows,
     parse: |fields| Ok(OrderSpec::new(HfIterable::parse(fields)?)),
     examples: &[
-        r#"{"name":"hf-iterable","seed":42}"#,
-        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":0,"drop_last":true}"#,
+        r#"{"name":"hf-iterable","seed":42,"set_epoch_called":false}"#,
+        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":0,"drop_last":true,"set_epoch_called":false}"#,
         r#"{"name":"hf-iterable","seed":1,"buffer_size":4,"split":"batches"}"#,
-        r#"{"name":"hf-iterable","seed":3,"buffer_size":5,"sources":[{"rows":2},{"shards":3}],"stopping_strategy":"all_exhausted"}"#,
+        r#"{"name":"hf-iterable","seed":3,"buffer_size":5,"sources":[{"rows":2},{"shards":3}],"stopping_strategy":"all_exhausted","set_epoch_called":false}"#,
         r#"{"name":"hf-iterable","shuffle":false,"sources":[{"rows":2},{"shards":3}],"probabilities":[0.5,0.5],"mix_seed":7,"set_epoch_called":false,"split":"batches","drop_last":true}"#,
     ],
 };
@@ -384,6 +384,13 @@ struct HfIterableOrder {
     last: Mutex<Option<(u64, Arc<Cell>)>>,
 }
 
+impl HfIterableOrder {
+    /// Recorded streams that are divided over ranks are matched in the first pass only; later ones are refused.
+    fn divided(&self) -> bool {
+        self.core.options.split != SplitKind::Batches && self.geometry().world_size > 1
+    }
+}
+
 impl Order for HfIterableOrder {
     fn spec(&self) -> &OrderSpec {
         &self.core.spec
@@ -421,7 +428,7 @@ impl Order for HfIterableOrder {
     }
 
     fn num_epochs(&self) -> Option<u64> {
-        self.core.epochs_differ.then_some(1)
+        (self.core.epochs_differ || self.divided() && self.core.options.set_epoch_called).then_some(1)
     }
 
     fn is_elastic(&self) -> bool {
@@ -429,6 +436,12 @@ impl Order for HfIterableOrder {
     }
 
     fn epoch(&self, epoch: u64) -> Result<Arc<dyn Epoch>, OrderError> {
+        if self.divided() && self.core.options.pass(epoch) > 0 {
+            return Err(OrderError::Epoch {
+                epoch,
+                why: "passes after the first of a stream divided over ranks are not emulated".to_string(),
+            });
+        }
         if epoch > 0 && self.core.epochs_differ {
             return Err(OrderError::Epoch {
                 epoch,
