@@ -1,6 +1,6 @@
 //! The CUDA executor: walks the same plan as the CPU, on one NVIDIA device.
 //!
-//! At start every operator is lowered to launches and cuBLASLt products with fixed arguments ([`lower`]); memory is one
+//! At start every operator is lowered to launches and cuBLASLt products with fixed arguments (module `lower`); memory is one
 //! persistent block, one arena (reused by buffers that do not live at the same time) and one scratch block. A section
 //! runs once as it is and from then on as a captured graph. Nothing is allocated after the start.
 //!
