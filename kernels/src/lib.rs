@@ -13,3 +13,4 @@ pub mod cuda;
 mod ids;
 pub mod ops;
 pub mod plan;
+pub mod recompute;

@@ -1,7 +1,7 @@
 //! The static plan of a training step: a list of fused operators over buffers whose shapes and roles are fixed at
 //! start. A model is a function that emits a plan once; executors ([`crate::cpu`], later CUDA) only walk it. There
-//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]) and profiling are passes over the
-//! same list.
+//! is no tensor type and no graph at run time: memory planning ([`crate::arena`]), recomputation
+//! ([`crate::recompute`]) and profiling are passes over the same list.
 //!
 //! # Rows, sequences, documents
 //! A micro-batch is `micro_batch_size` sequences of `seq_length` tokens, stored as
@@ -224,6 +224,8 @@ pub struct Plan {
     pub views: Vec<ParameterView>,
     sections: [Vec<Op>; 5],
     by_name: BTreeMap<String, BufferId>,
+    blocks: Vec<usize>,
+    blocks_end: Option<usize>,
 }
 
 impl Plan {
@@ -260,6 +262,8 @@ impl Plan {
             parameters: self.parameters,
             views: self.views,
             sections: self.sections,
+            blocks: self.blocks,
+            blocks_end: self.blocks_end,
         }
     }
 }
@@ -328,6 +332,9 @@ pub struct PlanBuilder {
     parameters: Vec<Parameter>,
     views: Vec<ParameterView>,
     pub(crate) sections: [Vec<Op>; 5],
+    /// Positions in `Forward` where blocks start, and where the last one ends.
+    pub(crate) blocks: Vec<usize>,
+    pub(crate) blocks_end: Option<usize>,
 }
 
 impl PlanBuilder {
@@ -339,6 +346,8 @@ impl PlanBuilder {
             parameters: Vec::new(),
             views: Vec::new(),
             sections: Default::default(),
+            blocks: Vec::new(),
+            blocks_end: None,
         }
     }
 
@@ -433,6 +442,17 @@ impl PlanBuilder {
         self.sections[section as usize].push(op.into());
     }
 
+    /// A block of the model starts with the next operator of `Forward`; the first operator of a block is a norm.
+    /// Blocks are the unit of [`crate::recompute::Recompute::Block`].
+    pub fn start_block(&mut self) {
+        self.blocks.push(self.sections[Section::Forward as usize].len());
+    }
+
+    /// The last block ends before the next operator of `Forward`.
+    pub fn end_blocks(&mut self) {
+        self.blocks_end = Some(self.sections[Section::Forward as usize].len());
+    }
+
     /// Checks every operator and returns the plan.
     ///
     /// # Errors
@@ -451,6 +471,8 @@ impl PlanBuilder {
             views: self.views,
             sections: self.sections,
             by_name,
+            blocks: self.blocks,
+            blocks_end: self.blocks_end,
         };
         plan.check()?;
         Ok(plan)

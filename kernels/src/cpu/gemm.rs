@@ -151,7 +151,11 @@ fn parallel<T: Real, S: Simd>(
             .par_chunks_mut((nr * k).max(1))
             .enumerate()
             .for_each(|(p, panel)| {
-                vectorize(simd, || pack_b(panel, b, nr, first + p * nr, columns - p * nr))
+                vectorize(
+                    simd,
+                    #[inline(always)]
+                    || pack_b(panel, b, nr, first + p * nr, columns - p * nr),
+                )
             });
         let packed = &*packed;
         let c = c.columns_at(first, columns);
@@ -173,7 +177,11 @@ fn parallel<T: Real, S: Simd>(
             let worker = rayon::current_thread_index().unwrap_or(0) % scratch.workers.len();
             let mut packed_a = lock(&scratch.workers[worker]);
             let b = &packed[group * nr * k..(group + group_panels) * nr * k];
-            vectorize(simd, || block(simd, a, row, k, b, c, into, &mut packed_a));
+            vectorize(
+                simd,
+                #[inline(always)]
+                || block(simd, a, row, k, b, c, into, &mut packed_a),
+            );
         });
     }
 }

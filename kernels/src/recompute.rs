@@ -1,0 +1,168 @@
+//! Recomputation: a pass over a plan that keeps fewer activations between the forward and the backward pass and runs
+//! some forward operators again where their results are needed. The same operators on the same inputs give the same
+//! bits, so a plan computes the same numbers under every policy; only memory and time differ.
+
+use std::collections::BTreeMap;
+
+use crate::ops::{Access, AddRmsNorm, Op};
+use crate::plan::{BufferId, Plan, PlanBuilder, PlanError, Role, Section};
+
+/// What is computed again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Normed inputs, convolution outputs and SwiGLU activations: operators bound by memory.
+    Cheap,
+    /// Whole blocks, from the residual stream before them (blocks are marked by [`PlanBuilder::start_block`]).
+    Block,
+}
+
+/// Applies a policy.
+///
+/// # Errors
+/// Those of [`PlanBuilder::finish`]: a plan whose backward pass can't be rewritten.
+pub fn recompute(plan: Plan, policy: Recompute) -> Result<Plan, PlanError> {
+    if policy == Recompute::None {
+        return Ok(plan);
+    }
+    let mut b = plan.into_builder();
+    let groups = match policy {
+        Recompute::Cheap => cheap_groups(&b),
+        Recompute::Block | Recompute::None => block_groups(&b),
+    };
+    let mut backward = std::mem::take(&mut b.sections[Section::Backward as usize]);
+    for group in groups {
+        backward = insert(&mut b, backward, &group);
+    }
+    b.sections[Section::Backward as usize] = backward;
+    b.finish()
+}
+
+/// Forward operators, by position, that are run again together.
+type Group = Vec<usize>;
+
+fn cheap_groups(b: &PlanBuilder) -> Vec<Group> {
+    let forward = &b.sections[Section::Forward as usize];
+    let backward = &b.sections[Section::Backward as usize];
+    // A norm whose backward pass needs the reciprocal norms only is not worth running again.
+    let needed = |op: &Op| {
+        let activations = written(op)
+            .into_iter()
+            .filter(|&id| b.get(id).role == Role::Activation);
+        activations
+            .into_iter()
+            .any(|id| backward.iter().any(|op| reads(op, id)))
+    };
+    let cheap = |op: &Op| matches!(op, Op::AddRmsNorm(_) | Op::ShortConv(_) | Op::SwiGlu(_)) && needed(op);
+    forward
+        .iter()
+        .enumerate()
+        .filter(|(_, op)| cheap(op))
+        .map(|(i, _)| vec![i])
+        .collect()
+}
+
+fn block_groups(b: &PlanBuilder) -> Vec<Group> {
+    let ends = b.blocks.iter().skip(1).copied().chain(b.blocks_end);
+    b.blocks
+        .iter()
+        .zip(ends)
+        .map(|(&start, end)| (start..end).collect())
+        .collect()
+}
+
+/// Whether `op` touches `buffer` other than to overwrite it.
+fn reads(op: &Op, buffer: BufferId) -> bool {
+    let mut found = false;
+    op.visit(&mut |id, access| {
+        found |= id == buffer && matches!(access, Access::Read | Access::Update);
+    });
+    found
+}
+
+fn written(op: &Op) -> Vec<BufferId> {
+    let mut ids = Vec::new();
+    op.visit(&mut |id, access| {
+        if matches!(access, Access::Write | Access::WriteColumns) {
+            ids.push(id);
+        }
+    });
+    ids
+}
+
+/// Runs the group again before the first backward operator that needs one of its results.
+fn insert(b: &mut PlanBuilder, backward: Vec<Op>, group: &Group) -> Vec<Op> {
+    let forward = &b.sections[Section::Forward as usize];
+    let ops: Vec<Op> = group
+        .iter()
+        .enumerate()
+        .map(|(i, &at)| again(&forward[at], i == 0))
+        .collect();
+    let ops = needed(ops, &backward);
+    let results: Vec<BufferId> = ops.iter().flat_map(written).collect();
+    let Some(first) = backward
+        .iter()
+        .position(|op| results.iter().any(|&id| reads(op, id)))
+    else {
+        return backward;
+    };
+    let mut fresh: BTreeMap<BufferId, BufferId> = BTreeMap::new();
+    for &id in &results {
+        fresh.entry(id).or_insert_with(|| {
+            let old = b.get(id).clone();
+            b.buffer(format!("{}.again", old.name), &old.shape, old.role)
+        });
+    }
+    let renamed = |mut op: Op| {
+        op.visit_mut(&mut |id, _| {
+            if let Some(&new) = fresh.get(id) {
+                *id = new;
+            }
+        });
+        op
+    };
+    // The first run no longer has to save what only the backward pass reads.
+    for &at in group {
+        if let Op::DeltaRule(op) = &mut b.sections[Section::Forward as usize][at] {
+            (op.chunk_states, op.u) = (None, None);
+        }
+    }
+    let (before, after) = backward.split_at(first);
+    let again = ops.into_iter().map(renamed);
+    before
+        .iter()
+        .cloned()
+        .chain(again)
+        .chain(after.iter().cloned().map(renamed))
+        .collect()
+}
+
+/// Those whose results the backward pass needs, directly or through one another.
+fn needed(ops: Vec<Op>, backward: &[Op]) -> Vec<Op> {
+    let mut kept: Vec<Op> = Vec::new();
+    for op in ops.into_iter().rev() {
+        let used = |id: BufferId| backward.iter().chain(&kept).any(|other| reads(other, id));
+        if written(&op).into_iter().any(used) {
+            kept.push(op);
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+/// The operator as it is run again. The norm that starts a group reads the residual stream it wrote the first time,
+/// so that neither the stream before it nor the branch has to be kept.
+fn again(op: &Op, first: bool) -> Op {
+    match op {
+        Op::AddRmsNorm(norm) if first => AddRmsNorm {
+            x: norm.sum.unwrap_or(norm.x),
+            branch: None,
+            sum: None,
+            ..norm.clone()
+        }
+        .into(),
+        op => op.clone(),
+    }
+}
