@@ -366,14 +366,29 @@ impl ArrowTable {
         }
     }
 
-    /// Asks for the pages of `row`; rows out of range are ignored.
-    pub(crate) fn will_need(&self, row: u64) {
-        if let Ok(found) = self.find(row) {
+    /// Asks for the pages of these rows, one request for rows that follow each other in a file; rows out of range
+    /// are ignored.
+    pub(crate) fn will_need(&self, rows: impl Iterator<Item = u64>) {
+        let mut run: Option<(u32, u64, u64)> = None;
+        for found in rows.filter_map(|row| self.find(row).ok()) {
             let width = self.int.width();
+            let part = found.batch.part;
             let at = found.batch.layout.values_at + found.first * width;
-            self.parts[found.batch.part as usize]
-                .map
-                .will_need(at, found.len * width);
+            let len = found.len * width;
+            match &mut run {
+                Some((p, start, so_far)) if *p == part && at == *start + *so_far => *so_far += len,
+                _ => {
+                    self.page_in(run);
+                    run = Some((part, at, len));
+                }
+            }
+        }
+        self.page_in(run);
+    }
+
+    fn page_in(&self, run: Option<(u32, u64, u64)>) {
+        if let Some((part, at, len)) = run {
+            self.parts[part as usize].map.will_need(at, len);
         }
     }
 

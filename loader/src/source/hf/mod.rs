@@ -244,6 +244,9 @@ impl HfSource {
                 };
                 let ids = chunk * CHUNK..n.min((chunk + 1) * CHUNK);
                 let count = ids.end - ids.start;
+                // Cold pages of a map advised as random would come in one by one.
+                self.table
+                    .will_need(ids.clone().filter_map(|id| self.rows.get(id)));
                 for id in ids {
                     let len = self.sample_len(id)?;
                     buffer.resize(buffer.len().max(len), 0);
@@ -288,9 +291,8 @@ impl Source for HfSource {
     }
 
     fn will_need(&self, ids: &[SampleId]) {
-        for row in ids.iter().filter_map(|&id| self.rows.get(id)) {
-            self.table.will_need(row);
-        }
+        self.table
+            .will_need(ids.iter().filter_map(|&id| self.rows.get(id)));
     }
 
     fn file_of(&self, id: SampleId) -> Option<PathBuf> {
