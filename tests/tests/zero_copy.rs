@@ -1,8 +1,12 @@
 //! Opening and reading allocate nothing in proportion to the tokens: counted by an allocator around the
 //! system's.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use arrow_schema::DataType;
 use ceteris_loader::source::{HfSource, Source, SourceOptions};
@@ -46,9 +50,81 @@ fn counted<T>(work: impl FnOnce() -> T) -> (T, usize, usize) {
     )
 }
 
-/// One test in this binary: other tests would allocate beside it.
+/// One test in this binary: others would allocate and read beside it.
 #[test]
 fn opening_and_reading_allocate_nothing_in_proportion_to_the_tokens() {
+    equal_batches_of_longer_rows_cost_no_more();
+    a_hundred_shards_of_half_a_gigabyte_cost_their_headers_and_offsets();
+}
+
+/// 100 shards of 500 MB as `datasets` writes rows of 2048 int32, their tokens left as holes in the files.
+fn a_hundred_shards_of_half_a_gigabyte_cost_their_headers_and_offsets() {
+    const SHARDS: usize = 100;
+    const BATCHES: u64 = 61;
+    let dir = tempfile::tempdir().unwrap();
+    let rows = vec![vec![0i64; 2048]; 1000];
+    let whole = datasets::stream(&batches(&rows, datasets::Layout::List, &DataType::Int32, 1000));
+    let one_row = datasets::stream(&batches(&rows[..1], datasets::Layout::List, &DataType::Int32, 1));
+    // The schema is what both streams begin with.
+    let same = whole.iter().zip(&one_row).take_while(|(a, b)| a == b).count();
+    let schema_len = 8 + u32::from_le_bytes(whole[4..8].try_into().unwrap()) as usize;
+    assert!(schema_len <= same);
+    let schema = &whole[..schema_len];
+    // Of each batch the header and what stands before the tokens are written.
+    let message = &whole[schema.len()..whole.len() - 8];
+    let head = &message[..message.len() - 1000 * 2048 * 4];
+    let names: Vec<String> = (0..SHARDS)
+        .map(|i| format!("data-{i:05}-of-{SHARDS:05}.arrow"))
+        .collect();
+    for name in &names {
+        let file = std::fs::File::create(dir.path().join(name)).unwrap();
+        file.write_all_at(schema, 0).unwrap();
+        let mut at = schema.len() as u64;
+        for _ in 0..BATCHES {
+            file.write_all_at(head, at).unwrap();
+            at += message.len() as u64;
+        }
+        file.write_all_at(&whole[whole.len() - 8..], at).unwrap();
+    }
+    let files: Vec<_> = names.iter().map(|n| serde_json::json!({"filename": n})).collect();
+    datasets::write_json(
+        &dir.path().join("state.json"),
+        &serde_json::json!({"_data_files": files}),
+    );
+    let options = SourceOptions {
+        seq_length: Some(2048),
+        ..SourceOptions::default()
+    };
+    let (before, start) = (bytes_read(), Instant::now());
+    let (source, peak, _) = counted(|| HfSource::open(dir.path(), &options).unwrap());
+    let (read, time) = (bytes_read() - before, start.elapsed());
+    let batches = SHARDS as u64 * BATCHES;
+    assert_eq!(
+        (source.num_samples(), source.record_batches()),
+        (batches * 1000, batches)
+    );
+    println!(
+        "{} GB in {batches} record batches: opened in {time:?}, {read} bytes read, {peak} bytes held at most",
+        whole.len() as u64 * batches / 1_000_000_000
+    );
+    assert!(read < batches * 40_000, "{read} bytes read");
+    assert!(peak < 3 << 20, "{peak} bytes held");
+    let mut out = [1i32; 2048];
+    source.read(batches * 1000 - 1, &mut out).unwrap();
+    assert!(out.iter().all(|&t| t == 0));
+}
+
+/// Bytes this process asked the system to read, so far.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").expect("a Linux system");
+    let line = text
+        .lines()
+        .find_map(|l| l.strip_prefix("rchar: "))
+        .expect("rchar");
+    line.parse().expect("a number")
+}
+
+fn equal_batches_of_longer_rows_cost_no_more() {
     let dir = tempfile::tempdir().unwrap();
     let mut peaks = Vec::new();
     for (layout, int) in [

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::SourceError;
-use super::arrow_table::{Shard, open_file};
-use super::decode_parquet;
-use super::hf::{RowLengths, open_indices};
-use super::hf_dir::{DatasetKind, SplitFiles, check_present, choose_split, survey};
-use super::ipc_columns::{Column, ColumnKind, Columns};
-use super::ipc_walk::IpcFormat;
+use super::decode::parquet_columns;
+use super::dirs::{DatasetKind, SplitFiles, check_present, choose_split, survey};
+use super::hf::RowLengths;
+use super::hf::indices::open_indices;
+use super::ipc::{Column, ColumnKind, Columns, IpcFormat};
 use super::options::DEFAULT_COLUMN;
+use super::table::{Shard, open_file};
 
 /// One column of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -112,7 +112,7 @@ impl SplitContents {
                     let text = text.unwrap_or_else(|| format!("{} is missing", shard.path.display()));
                     Err(SourceError::NotFound(text))
                 } else if kind == DatasetKind::Parquet {
-                    decode_parquet::columns(&shard.path)
+                    parquet_columns(&shard.path)
                 } else {
                     arrow_contents(shard, column)
                 };

@@ -1,29 +1,25 @@
 //! Sources: random access from a sample id to its tokens.
 
-mod arrow_table;
 pub(crate) mod contents;
 mod decode;
-mod decode_arrow;
-mod decode_parquet;
+mod dirs;
 pub mod fingerprint;
 pub mod hf;
-mod hf_dir;
 mod int_tokens;
-mod ipc_columns;
-mod ipc_walk;
+mod ipc;
 pub(crate) mod mapped;
 pub mod megatron;
 pub mod megatron_gpt;
 pub mod megatron_idx;
 pub mod megatron_writer;
 pub mod options;
-mod parquet_dir;
 mod sigbus;
+mod table;
 
 pub use contents::ColumnInfo;
+pub use dirs::DatasetKind;
 pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};
 pub use hf::{HfSource, RowLengths, TokenScan};
-pub use hf_dir::DatasetKind;
 pub use options::{OnRagged, SourceOptions};
 
 use std::fmt;

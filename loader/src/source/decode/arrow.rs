@@ -9,18 +9,18 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::SourceError;
-use super::arrow_table::{Shard, open_file};
-use super::decode::{Plan, RowSink};
-use super::int_tokens::IntType;
-use super::ipc_columns::{ColumnKind, Columns, ListKind};
-use super::ipc_walk::{FileLayout, RawBatch, RawBuffer, read_layout};
+use super::Plan;
+use super::sink::RowSink;
+use crate::source::SourceError;
+use crate::source::int_tokens::IntType;
+use crate::source::ipc::{ColumnKind, Columns, FileLayout, ListKind, RawBatch, RawBuffer, read_layout};
+use crate::source::table::{Shard, open_file};
 
 /// Writers pad buffers; nothing pads by more than this.
 const MAX_PADDING: u64 = 512;
 
 /// Counts rows. The column was checked when the files were opened and found to be compressed.
-pub(crate) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError> {
+pub(super) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError> {
     let choose = |_: &Path, columns: &Columns| -> Result<Option<usize>, SourceError> {
         columns.find(column).map_err(SourceError::NotFound)
     };
@@ -49,7 +49,7 @@ pub(crate) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError>
 }
 
 /// Feeds every row of the column to the sink.
-pub(crate) fn decode(path: &Path, sink: &mut RowSink<'_>) -> Result<(), SourceError> {
+pub(super) fn decode(path: &Path, sink: &mut RowSink<'_>) -> Result<(), SourceError> {
     let file = File::open(path).map_err(|e| SourceError::io(path, "open", e))?;
     let column = sink.column().to_owned();
     let choose = |_: &Path, columns: &Columns| -> Result<Option<usize>, SourceError> {

@@ -9,7 +9,7 @@ use std::fmt;
 
 use arrow_ipc::{Field, MetadataVersion, Precision, Schema, TimeUnit, Type, UnionMode};
 
-use super::int_tokens::IntType;
+use crate::source::int_tokens::IntType;
 
 /// How a list column marks where each row's values lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

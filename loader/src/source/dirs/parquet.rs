@@ -10,8 +10,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::SourceError;
-use super::hf_dir::list;
+use super::listing::list;
+use crate::source::SourceError;
 
 /// Folder levels searched.
 const DEPTH: usize = 8;

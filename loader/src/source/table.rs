@@ -1,19 +1,20 @@
 //! One integer-list column over many mapped Arrow files: random access from row to tokens.
 //!
-//! Opening reads headers and offsets only (see `ipc_walk`), several files at a time. Memory: about 60 bytes
+//! Opening reads headers and offsets only (see `ipc`), several files at a time. Memory: about 60 bytes
 //! per record batch and nothing per row. A row costs one look-up (constant for batches of like size,
 //! logarithmic at worst), then one copy out of the map; rows of one length need no offset read. Nothing is
 //! allocated.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::SourceError;
 use super::int_tokens::{IntType, copy_tokens, first_bad};
-use super::ipc_columns::{Column, ColumnKind};
-use super::ipc_walk::{BatchLayout, Choose, FileLayout, FirstNull, Lengths, Rows, read_layout};
+use super::ipc::{
+    BatchLayout, Choose, Column, ColumnKind, FileLayout, FirstNull, Lengths, Rows, read_layout,
+};
 use super::mapped::MappedFile;
 
 /// Files are opened by this many threads: on a cold disk opening waits for reads, not for the processor.
@@ -238,10 +239,6 @@ impl ArrowTable {
         self.lengths
     }
 
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.parts.iter().map(|p| p.map.path())
-    }
-
     /// The batch that holds `row`, which must be below the number of rows.
     #[inline]
     fn batch_of(&self, row: u64) -> usize {
@@ -369,24 +366,39 @@ impl ArrowTable {
         }
     }
 
-    /// Asks for the pages of `row`; rows out of range are ignored.
-    pub(crate) fn will_need(&self, row: u64) {
-        if let Ok(found) = self.find(row) {
+    /// Asks for the pages of these rows, one request for rows that follow each other in a file; rows out of range
+    /// are ignored.
+    pub(crate) fn will_need(&self, rows: impl Iterator<Item = u64>) {
+        let mut run: Option<(u32, u64, u64)> = None;
+        for found in rows.filter_map(|row| self.find(row).ok()) {
             let width = self.int.width();
+            let part = found.batch.part;
             let at = found.batch.layout.values_at + found.first * width;
-            self.parts[found.batch.part as usize]
-                .map
-                .will_need(at, found.len * width);
+            let len = found.len * width;
+            match &mut run {
+                Some((p, start, so_far)) if *p == part && at == *start + *so_far => *so_far += len,
+                _ => {
+                    self.page_in(run);
+                    run = Some((part, at, len));
+                }
+            }
+        }
+        self.page_in(run);
+    }
+
+    fn page_in(&self, run: Option<(u32, u64, u64)>) {
+        if let Some((part, at, len)) = run {
+            self.parts[part as usize].map.will_need(at, len);
         }
     }
 
-    /// File of `row` and the row's number in it.
-    pub(crate) fn place_of(&self, row: u64) -> Option<(&Path, u64)> {
+    /// Which file holds `row` (in dataset order), and the row's number in it.
+    pub(crate) fn place_of(&self, row: u64) -> Option<(usize, u64)> {
         if row >= self.num_rows() {
             return None;
         }
-        let part = &self.parts[self.batches[self.batch_of(row)].part as usize];
-        Some((part.map.path(), row - part.first_row))
+        let part = self.batches[self.batch_of(row)].part as usize;
+        Some((part, row - self.parts[part].first_row))
     }
 
     /// Compares every file with what it was at open.

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use ::parquet::arrow::ProjectionMask;
+use ::parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type,
@@ -10,14 +12,13 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Schema};
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
-use super::SourceError;
-use super::contents::{ColumnInfo, FileContents};
-use super::decode::{Plan, RowSink, guarded};
-use super::hf_dir::did_you_mean;
-use super::int_tokens::IntType;
+use super::sink::RowSink;
+use super::{Plan, guarded};
+use crate::source::SourceError;
+use crate::source::contents::{ColumnInfo, FileContents};
+use crate::source::dirs::did_you_mean;
+use crate::source::int_tokens::IntType;
 
 /// Rows decoded at a time: with rows of 32k tokens about 16 MB.
 const READ_ROWS: usize = 128;
@@ -66,7 +67,7 @@ fn rows_of(path: &Path, builder: &ParquetRecordBatchReaderBuilder<File>) -> Resu
 }
 
 /// Checks that all files have the column with one type, and counts their rows.
-pub(crate) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError> {
+pub(super) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError> {
     let mut plan = Plan {
         token_type: String::new(),
         rows: Vec::with_capacity(paths.len()),
@@ -109,7 +110,7 @@ pub(crate) fn plan(paths: &[PathBuf], column: &str) -> Result<Plan, SourceError>
 }
 
 /// Feeds every row of the column to the sink.
-pub(crate) fn decode(path: &Path, sink: &mut RowSink<'_>) -> Result<(), SourceError> {
+pub(super) fn decode(path: &Path, sink: &mut RowSink<'_>) -> Result<(), SourceError> {
     let builder = builder(path)?;
     let index = builder
         .schema()
