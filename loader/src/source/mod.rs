@@ -1,6 +1,7 @@
 //! Sources: random access from a sample id to its tokens.
 
 mod arrow_table;
+pub mod concat;
 pub(crate) mod contents;
 mod decode;
 mod decode_arrow;
@@ -20,6 +21,7 @@ pub mod options;
 mod parquet_dir;
 mod sigbus;
 
+pub use concat::ConcatSource;
 pub use contents::ColumnInfo;
 pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};
 pub use hf::{HfSource, RowLengths, TokenScan};
