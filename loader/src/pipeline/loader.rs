@@ -16,7 +16,7 @@ use super::metrics::LoaderMetrics;
 use super::options::{LoaderOptions, Notice};
 use super::ring::{ConsumerEnd, Job, Lanes, Taken, WorkerEnd, ring};
 use super::stall::Watch;
-use super::state::{DatasetIdentity, LoaderState, STATE_VERSION, SourceCount, StateError};
+use super::state::{DatasetIdentity, Difference, LoaderState, STATE_VERSION, SourceCount, StateError};
 use super::worker::{Assembler, Scratch, Status};
 use crate::source::Source;
 
@@ -131,24 +131,26 @@ impl Loader {
         state: &LoaderState,
     ) -> Result<Loader, LoaderError> {
         let now = blank_state(&*source, &*order, &options);
-        let differences = state.differences(&now);
+        let mut differences = state.differences(&now);
+        let names = source.part_names();
+        let saved: Vec<&str> = state
+            .consumed_samples_per_source
+            .iter()
+            .map(|c| &*c.source)
+            .collect();
+        if saved != names {
+            differences.push(Difference {
+                what: "sources".to_owned(),
+                saved: saved.join(", "),
+                now: names.join(", "),
+            });
+        }
         if !differences.is_empty() {
             return Err(StateError::Mismatch { differences }.into());
         }
-        let names = source.part_names();
-        let consumed = if names.is_empty() {
-            vec![state.consumed_samples]
-        } else {
-            let of = |name: &String| {
-                state
-                    .consumed_samples_per_source
-                    .iter()
-                    .find(|c| c.source == *name)
-            };
-            names
-                .iter()
-                .map(|name| of(name).map_or(0, |c| c.samples))
-                .collect()
+        let consumed = match &state.consumed_samples_per_source[..] {
+            [] => vec![state.consumed_samples],
+            parts => parts.iter().map(|part| part.samples).collect(),
         };
         let seek = seek(state, &*order, options.allow_global_batch_change)?;
         let at = Progress {

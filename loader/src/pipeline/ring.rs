@@ -8,6 +8,13 @@
 //! table of `buffers` entries. Every micro-step under way holds a buffer and they are consecutive, so no two share an
 //! entry.
 //!
+//! The thread sanitizer over it, queues and standard library included (needs `rustup component add rust-src` for nightly):
+//!
+//! ```text
+//! RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu \
+//!     -p ceteris-tests --test pipeline
+//! ```
+//!
 //! All queues are bounded by the number of buffers and allocated up front: nothing here allocates afterwards, and no
 //! send can block.
 

@@ -196,6 +196,32 @@ impl Source for GptSource {
         self.data.iter().flat_map(|data| data.files()).collect()
     }
 
+    /// The prefixes of a blend's datasets.
+    fn part_names(&self) -> Vec<String> {
+        match &self.data[..] {
+            [_] => Vec::new(),
+            parts => parts
+                .iter()
+                .map(|data| data.prefix().display().to_string())
+                .collect(),
+        }
+    }
+
+    fn part_of(&self, id: SampleId) -> usize {
+        self.dataset.part_of(id).map_or(0, |(part, _)| part)
+    }
+
+    /// Every stored sequence is a document, as for Megatron's own document index.
+    fn document_starts(&self, id: SampleId, starts: &mut Vec<usize>) -> Result<(), SourceError> {
+        let (part, stretches) = self.stretches(id)?;
+        let mut at = 0u64;
+        for stretch in &stretches {
+            starts.push(usize::try_from(at).unwrap_or(usize::MAX));
+            at = at.saturating_add(self.length_of(part, stretch)?);
+        }
+        Ok(())
+    }
+
     fn check_unchanged(&self) -> Result<(), SourceError> {
         self.data.iter().try_for_each(|data| data.check_unchanged())
     }

@@ -1,5 +1,6 @@
 //! Sources: random access from a sample id to its tokens.
 
+pub mod concat;
 pub(crate) mod contents;
 mod decode;
 mod dirs;
@@ -16,6 +17,7 @@ pub mod options;
 mod sigbus;
 mod table;
 
+pub use concat::ConcatSource;
 pub use contents::ColumnInfo;
 pub use dirs::DatasetKind;
 pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};

@@ -1,6 +1,7 @@
 //! The `loader` command line as a user meets it: the binary runs, and stdout, stderr and exit code are looked at.
 
 mod bad_input;
+mod bench;
 mod config;
 mod contract;
 mod examples;

@@ -7,5 +7,6 @@ mod elastic;
 mod failures;
 mod outputs;
 mod resume;
+mod soak;
 mod stream;
 mod toy;

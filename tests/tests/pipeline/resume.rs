@@ -108,6 +108,28 @@ fn consumption_is_counted_by_part_of_the_dataset() {
     );
 }
 
+#[test]
+fn a_state_of_other_sources_is_refused() {
+    let source = |parts_at| {
+        Arc::new(ToySource {
+            parts_at,
+            ..ToySource::new(29, 3)
+        })
+    };
+    let order = || Arc::new(ToyOrder::new(29, 2, 2, 3));
+    let state = Loader::new(source(Some(10)), order(), options(1))
+        .unwrap()
+        .state()
+        .unwrap();
+    let error = Loader::resume(source(None), order(), options(1), &state).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("sources: the state has low, high, now "),
+        "{error}"
+    );
+}
+
 /// Nothing before the first sample needed is read: not one read of an earlier micro-step.
 #[test]
 fn resuming_reads_nothing_it_does_not_deliver() {

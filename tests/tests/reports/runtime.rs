@@ -1,14 +1,16 @@
 //! The runtime: workers, ranks and prefetch never show in the stream, and nothing hangs.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ceteris_loader::fingerprint::{Fingerprint, RunFingerprint};
-use ceteris_loader::pipeline::{Loader, LoaderOptions, Notice, NoticeSink, PageIn};
+use ceteris_loader::pipeline::{Loader, LoaderOptions, Notice, NoticeSink, PageIn, measure};
+use ceteris_loader::source::{HfSource, Source, SourceOptions};
 use ceteris_samplers::permute::Permutation;
 use ceteris_samplers::spec::OrderInput;
-use ceteris_samplers::{Geometry, OrderSpec};
+use ceteris_samplers::{Geometry, Order, OrderSpec};
 
 use crate::toy::{ToySource, Trouble};
 
@@ -193,6 +195,71 @@ fn v21_a_blocked_reader_is_reported_and_waited_for() {
     assert_eq!(LoaderOptions::new(T).stall_period, Duration::from_secs(10));
 }
 
+/// A loader over a copy of the bundled corpus, and the folder it lies in.
+fn over_files(workers: usize) -> (tempfile::TempDir, Loader) {
+    let folder = tempfile::tempdir().unwrap();
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/shakespeare");
+    for file in std::fs::read_dir(corpus).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let source = HfSource::open(folder.path(), &SourceOptions::default()).unwrap();
+    let tokens = source.sample_length().unwrap();
+    let spec: OrderSpec = serde_json::from_str(r#"{"name":"fla","seed":42}"#).unwrap();
+    let geometry = Geometry {
+        world_size: 2,
+        micro_batch_size: 4,
+        gradient_accumulation_steps: 1,
+    };
+    let order = spec
+        .build(&OrderInput::new(source.num_samples(), geometry))
+        .unwrap();
+    let options = LoaderOptions {
+        workers,
+        prefetch: 4,
+        epochs: Some(2),
+        fingerprints: true,
+        ..LoaderOptions::new(tokens)
+    };
+    (folder, Loader::new(Arc::new(source), order, options).unwrap())
+}
+
+const SHARD: &str = "data-00000-of-00002.arrow";
+
+#[test]
+fn v21_a_file_cut_short_in_mid_run_is_an_error_that_names_it() {
+    for workers in [0, 3] {
+        let (folder, mut loader) = over_files(workers);
+        for _ in 0..3 {
+            loader.next_batch().unwrap().unwrap();
+        }
+        let shard = std::fs::OpenOptions::new()
+            .write(true)
+            .open(folder.path().join(SHARD))
+            .unwrap();
+        shard.set_len(shard.metadata().unwrap().len() / 3).unwrap();
+        let (error, time) = first_error(loader);
+        assert!(error.contains(SHARD), "{error}");
+        assert!(time < Duration::from_secs(10), "{time:?}");
+    }
+}
+
+/// The pages stay until the last map of a deleted file is gone: the run loses nothing and says nothing.
+#[test]
+fn v21_a_file_deleted_in_mid_run_is_read_to_the_end() {
+    let expected = fingerprint(over_files(3).1);
+    for workers in [0, 3] {
+        let (folder, loader) = over_files(workers);
+        std::fs::remove_file(folder.path().join(SHARD)).unwrap();
+        assert_eq!(fingerprint(loader), expected);
+        let error = HfSource::open(folder.path(), &SourceOptions::default()).unwrap_err();
+        assert!(
+            error.to_string().contains(SHARD),
+            "and cannot be opened again: {error}"
+        );
+    }
+}
+
 /// Batches live in the process's own memory: no file below /dev/shm is mapped or left behind.
 #[test]
 fn v21_no_shared_memory_segment_is_used() {
@@ -350,4 +417,53 @@ fn v26_an_order_costs_at_most_four_bytes_a_sample_and_epoch() {
     println!("{per_sample:.2} bytes a sample with one epoch alive");
     // A quarter of a byte is what the threads and the buffers of so small a run weigh.
     assert!(per_sample <= 4.25, "{per_sample:.2} bytes a sample");
+}
+
+/// Warm: shuffled reading against reading in sequence and against a plain copy of the same blocks. Cold reading of a cache
+/// larger than memory: `loader bench --cold`.
+///
+///     python tests/bench/make_cache.py /tmp/ceteris-cache --gigabytes 2
+///     CETERIS_BENCH_CACHE=/tmp/ceteris-cache cargo test --release -p ceteris-tests --test reports -- --ignored v26
+#[test]
+#[ignore = "a measurement: needs CETERIS_BENCH_CACHE and a release build"]
+fn v26_shuffled_reading_keeps_the_speed_of_reading_in_sequence() {
+    let folder = std::env::var("CETERIS_BENCH_CACHE").expect("CETERIS_BENCH_CACHE names a cache");
+    let source: Arc<dyn Source> =
+        Arc::new(HfSource::open(folder.as_ref(), &SourceOptions::default()).unwrap());
+    let tokens = source.sample_len(0).unwrap();
+    let geometry = Geometry {
+        world_size: 1,
+        micro_batch_size: 32,
+        gradient_accumulation_steps: 1,
+    };
+    let order = |spec: &str| {
+        let spec: OrderSpec = serde_json::from_str(spec).unwrap();
+        spec.build(&OrderInput::new(source.num_samples(), geometry))
+            .unwrap()
+    };
+    let pass = |order: &Arc<dyn Order>| {
+        let options = LoaderOptions {
+            epochs: Some(1),
+            ..LoaderOptions::new(tokens)
+        };
+        let mut loader = Loader::new(Arc::clone(&source), Arc::clone(order), options).unwrap();
+        measure::drain(&mut loader, Duration::ZERO, Duration::MAX, &mut |_| {})
+            .unwrap()
+            .gb_per_s()
+    };
+    let (shuffled, sequential) = (
+        order(r#"{"name":"fla","seed":42}"#),
+        order(r#"{"name":"sequential"}"#),
+    );
+    let best = |order: &Arc<dyn Order>| (0..3).map(|_| pass(order)).fold(0.0, f64::max);
+    let (shuffled_speed, sequential_speed) = (best(&shuffled), best(&sequential));
+    let index = shuffled.epoch(0).unwrap();
+    let blocks = measure::Blocks::of(source.files(), &*shuffled, &*index, tokens * 4, u64::MAX).unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let copied = [1, cores]
+        .map(|threads| blocks.copy(threads, 17, 3).unwrap().gb_per_s())
+        .into_iter()
+        .fold(0.0, f64::max);
+    println!("shuffled {shuffled_speed:.2}, in sequence {sequential_speed:.2}, plain copy {copied:.2} GB/s");
+    assert!(shuffled_speed >= 0.9 * sequential_speed && shuffled_speed >= 0.7 * copied);
 }
