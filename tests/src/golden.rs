@@ -38,6 +38,7 @@ pub const FAMILIES: &[&str] = &[
     "torch_random_sampler.json",
     "torch_randperm.json",
     "trainer_runs.json",
+    "trainer_runs_more.json",
 ];
 
 /// Family folders a set may hold: one sub-folder with an `expected.json` (or a dataset) per case.

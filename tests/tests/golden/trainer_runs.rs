@@ -14,6 +14,11 @@ fn trainer_runs() {
     run_family("trainer_runs.json", check);
 }
 
+#[test]
+fn trainer_runs_more() {
+    run_family("trainer_runs_more.json", check);
+}
+
 /// What a run's `TrainingArguments` say about its order.
 #[derive(Default)]
 struct Arguments {

@@ -1,5 +1,6 @@
 //! Orders: epochs, padding, seeds, options that must not be swallowed, shuffles of Hugging Face datasets.
 
+use std::process::Command;
 use std::sync::Arc;
 
 use ceteris_samplers::dataset::{self, DatasetStep};
@@ -17,6 +18,18 @@ fn per_rank(order: &Arc<dyn Order>, number: u64) -> Vec<Vec<u64>> {
     (0..order.geometry().world_size)
         .map(|rank| batches(order, &epoch, rank).concat())
         .collect()
+}
+
+/// Runs `loader ids` over so many samples: exit code, stdout, stderr.
+fn ids(num_samples: u64, words: &str) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_loader-under-test"))
+        .args(["ids", "--num-samples", &num_samples.to_string()])
+        .args(words.split_whitespace())
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .expect("the binary runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
 fn rows(steps: Value, n: u64) -> Vec<u64> {
@@ -48,6 +61,14 @@ fn v09_each_epoch_has_its_own_order_unless_a_script_never_set_it() {
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("every epoch repeats the order of epoch 0"));
     }
+
+    // A user is told once, however many epochs are listed.
+    let (code, _, stderr) = ids(
+        22,
+        "--order torch-distributed --seed 0 --no-set-epoch-called --epochs 3",
+    );
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(stderr.matches("every epoch repeats").count(), 1, "{stderr}");
 }
 
 #[test]
@@ -73,6 +94,23 @@ fn v10_padded_and_dropped_ids_are_named() {
     assert_eq!(per_rank(&dropping, 0), [[4, 3], [1, 9], [7, 0], [5, 8]]);
     assert_eq!(epoch(&dropping, 0).unwrap().dropped(), [6, 2]);
     assert_eq!((dropping.num_padded(), dropping.num_dropped()), (0, 2));
+
+    let report = |more: &str| {
+        let words = format!("--order torch-distributed --seed 0 --world-size 4 {more}");
+        let (code, stdout, stderr) = ids(10, &words);
+        assert_eq!(code, Some(0), "{stderr}");
+        stdout + &stderr
+    };
+    let padded = report("");
+    assert!(
+        padded.contains("2 padded") && padded.contains("positions 4, 1"),
+        "{padded}"
+    );
+    let dropped = report("--drop-last");
+    assert!(
+        dropped.contains("2 dropped") && dropped.contains("positions 6, 2"),
+        "{dropped}"
+    );
 }
 
 #[test]
@@ -177,6 +215,9 @@ fn v25_nothing_random_without_a_recorded_seed() {
             .unwrap_err()
             .to_string();
         assert!(why.contains(&format!("order `{name}` needs a `seed`")), "{why}");
+        let (code, stdout, stderr) = ids(10, &format!("--order {name}"));
+        assert_eq!((code, stdout.as_str()), (Some(2), ""), "{stderr}");
+        assert!(stderr.contains("needs a `seed`"), "{stderr}");
     }
     for step in [
         json!({"shuffle": {}}),
