@@ -31,6 +31,13 @@ def stream(n, shards, reader, start=0):
     return IterableDataset.from_generator(numbers, gen_kwargs={"ranges": list(zip(cuts[:-1], cuts[1:]))})
 
 
+def node(dataset, rank, world, epoch):
+    """The epoch is set after the split, which makes a new dataset without one."""
+    dataset = split_dataset_by_node(dataset, rank, world) if world > 1 else dataset
+    dataset.set_epoch(epoch)
+    return dataset
+
+
 def batches(dataset, batch_size, workers, drop_last):
     loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, drop_last=drop_last,
                         collate_fn=lambda rows: [int(row["id"]) for row in rows])
@@ -47,9 +54,7 @@ def main():
         ):
             for epoch in (0, 1, 3):
                 dataset = stream(n, shards, reader).shuffle(seed=7, buffer_size=buffer)
-                dataset.set_epoch(epoch)
-                ranks = [batches(split_dataset_by_node(dataset, rank, world) if world > 1 else dataset, batch, workers, drop)
-                         for rank in range(world)]
+                ranks = [batches(node(dataset, rank, world, epoch), batch, workers, drop) for rank in range(world)]
                 cases.append({"n": n, "world": world, "batch_size": batch, "ranks": ranks, "spec": {
                     "name": "hf-iterable", "seed": 7, "buffer_size": buffer, "shards": shards, "reader": reader,
                     "num_workers": workers, "drop_last": drop, "first_epoch": epoch}})
@@ -69,8 +74,7 @@ def main():
                             spec.update(seed=3, buffer_size=6)
                         else:
                             spec.update(shuffle=False)
-                        mix.set_epoch(epoch)
-                        ranks = [batches(split_dataset_by_node(mix, rank, 2), 3, 0, False) for rank in range(2)]
+                        ranks = [batches(node(mix, rank, 2, epoch), 3, 0, False) for rank in range(2)]
                         cases.append({"n": 29, "world": 2, "batch_size": 3, "ranks": ranks, "spec": spec})
     for drop in (False, True):
         for epoch in (0, 1):

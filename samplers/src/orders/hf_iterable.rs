@@ -1,14 +1,14 @@
 //! `hf-iterable`: Hugging Face streaming datasets, with shuffle buffer, mixes, epochs, nodes and loader workers.
 //!
 //! Reproduces datasets 5.2.0 `IterableDataset.shuffle`, `interleave_datasets`, `set_epoch` and `split_dataset_by_node`,
-//! read by a torch 2.15.0 `DataLoader` without workers (a number of them is refused), or dealt by accelerate 1.15.0 `IterableDatasetShard`.
+//! read by a torch 2.15.0 `DataLoader` with any number of workers, or dealt by accelerate 1.15.0 `IterableDatasetShard`.
 //! An epoch is read once when it is built; after that every place is a look-up and a resume is a seek. (To go through a
 //! stream row by row with a saved buffer, see [`crate::iterable::Stream`].)
 //!
 //! Bias: see [`crate::iterable`]. Positions are places in the epoch's stream. Memory: 4 bytes a row for each epoch in
 //! use, twice that while one is built, and 4 bytes a batch where ranks read for themselves.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,15 +16,16 @@ use super::interleave::part_lengths;
 use super::{Needs, OptionHelp, OrderEntry, options, to_json};
 use crate::interleave::{Interleave, StoppingStrategy};
 use crate::iterable::Source;
-use crate::order::{Epoch, Order};
+use crate::order::Order;
 use crate::orders::fla::EPOCH_NEVER_SET;
-use crate::place::{Geometry, Place, SampleId};
 use crate::rng::numpy::Generator;
 use crate::spec::{Fields, OrderError, OrderInput, OrderOptions, OrderSpec, Seed, SpecError};
 
 mod layout;
+mod order;
 
-use layout::{Layout, Reading};
+use layout::Reading;
+use order::HfIterableOrder;
 
 /// The registry's line.
 pub static ENTRY: OrderEntry = OrderEntry {
@@ -108,10 +109,10 @@ pub static ENTRY: OrderEntry = OrderEntry {
     needs: Needs::Rows,
     parse: |fields| Ok(OrderSpec::new(HfIterable::parse(fields)?)),
     examples: &[
-        r#"{"name":"hf-iterable","seed":42,"set_epoch_called":false}"#,
-        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":0,"drop_last":true,"set_epoch_called":false}"#,
+        r#"{"name":"hf-iterable","seed":42}"#,
+        r#"{"name":"hf-iterable","seed":42,"buffer_size":10,"shards":7,"reader":"rows","num_workers":1,"drop_last":true}"#,
         r#"{"name":"hf-iterable","seed":1,"buffer_size":4,"split":"batches"}"#,
-        r#"{"name":"hf-iterable","seed":3,"buffer_size":5,"sources":[{"rows":2},{"shards":3}],"stopping_strategy":"all_exhausted","set_epoch_called":false}"#,
+        r#"{"name":"hf-iterable","seed":3,"buffer_size":5,"sources":[{"rows":2},{"shards":3}],"stopping_strategy":"all_exhausted"}"#,
         r#"{"name":"hf-iterable","shuffle":false,"sources":[{"rows":2},{"shards":3}],"probabilities":[0.5,0.5],"mix_seed":7,"set_epoch_called":false,"split":"batches","drop_last":true}"#,
     ],
 };
@@ -219,9 +220,11 @@ impl HfIterable {
                 return Err(fields.refuse(key, "it must be at least 1"));
             }
         }
-        // Recorded streams of loader workers are matched in the first epoch only; what is not exact is refused.
-        if options.num_workers > 0 {
-            return Err(fields.refuse("num_workers", "loader workers are not emulated: use 0"));
+        if options.split == SplitKind::Batches && options.num_workers > 0 {
+            return Err(fields.refuse(
+                "num_workers",
+                "loader workers under `split: batches` are not emulated: use 0",
+            ));
         }
         let Some(parts) = &options.sources else {
             if options.probabilities.is_some() || options.mix_seed.is_some() {
@@ -341,18 +344,12 @@ impl OrderOptions for HfIterable {
             num_workers: self.num_workers,
             drop_last: self.drop_last,
         };
-        let core = Core {
-            spec: spec.clone(),
-            num_samples: input.num_samples,
-            layout: reading.layout(self.pass(0))?,
-            epochs_differ: self.set_epoch_called && reading.epochs_differ_in_length(),
+        Ok(Arc::new(HfIterableOrder::new(
+            spec,
+            self,
+            input.num_samples,
             reading,
-            options: self.clone(),
-        };
-        Ok(Arc::new(HfIterableOrder {
-            core: Arc::new(core),
-            last: Mutex::default(),
-        }))
+        )?))
     }
 }
 
@@ -361,176 +358,5 @@ impl HfIterable {
     fn pass(&self, epoch: u64) -> u64 {
         let epoch = if self.set_epoch_called { epoch } else { 0 };
         self.first_epoch.saturating_add(epoch)
-    }
-}
-
-#[derive(Debug)]
-struct Core {
-    spec: OrderSpec,
-    options: HfIterable,
-    num_samples: u64,
-    reading: Reading,
-    /// Places of an epoch: of every one, or of the first where they differ.
-    layout: Layout,
-    epochs_differ: bool,
-}
-
-type Cell = OnceLock<Result<Arc<StreamEpoch>, OrderError>>;
-
-#[derive(Debug)]
-struct HfIterableOrder {
-    core: Arc<Core>,
-    /// The last epoch asked for, kept alive.
-    last: Mutex<Option<(u64, Arc<Cell>)>>,
-}
-
-impl HfIterableOrder {
-    /// Recorded streams that are divided over ranks are matched in the first pass only; later ones are refused.
-    fn divided(&self) -> bool {
-        self.core.options.split != SplitKind::Batches && self.geometry().world_size > 1
-    }
-}
-
-impl Order for HfIterableOrder {
-    fn spec(&self) -> &OrderSpec {
-        &self.core.spec
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.core.reading.geometry
-    }
-
-    fn num_samples(&self) -> u64 {
-        self.core.num_samples
-    }
-
-    fn num_positions(&self) -> u64 {
-        self.core.layout.num_positions()
-    }
-
-    fn micro_steps_per_epoch(&self) -> u64 {
-        self.core.layout.micro_steps()
-    }
-
-    fn steps_per_epoch(&self) -> u64 {
-        self.core
-            .layout
-            .micro_steps()
-            .div_ceil(self.geometry().gradient_accumulation_steps)
-    }
-
-    fn num_padded(&self) -> u64 {
-        self.core.layout.num_padded()
-    }
-
-    fn num_dropped(&self) -> u64 {
-        self.core.layout.num_dropped()
-    }
-
-    fn num_epochs(&self) -> Option<u64> {
-        (self.core.epochs_differ || self.divided() && self.core.options.set_epoch_called).then_some(1)
-    }
-
-    fn is_elastic(&self) -> bool {
-        self.core.reading.is_elastic()
-    }
-
-    fn epoch(&self, epoch: u64) -> Result<Arc<dyn Epoch>, OrderError> {
-        if self.divided() && self.core.options.pass(epoch) > 0 {
-            return Err(OrderError::Epoch {
-                epoch,
-                why: "passes after the first of a stream divided over ranks are not emulated".to_string(),
-            });
-        }
-        if epoch > 0 && self.core.epochs_differ {
-            return Err(OrderError::Epoch {
-                epoch,
-                why: "epochs of this stream differ in length, so each is an order of its own: set `first_epoch`".to_string(),
-            });
-        }
-        let cell = {
-            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*last {
-                Some((e, cell)) if *e == epoch => Arc::clone(cell),
-                _ => {
-                    let cell = Arc::new(Cell::new());
-                    *last = Some((epoch, Arc::clone(&cell)));
-                    cell
-                }
-            }
-        };
-        // Outside the lock: whoever asks for another epoch does not wait for this one.
-        let built = cell.get_or_init(|| {
-            let rows = self
-                .core
-                .reading
-                .rows(self.core.options.pass(epoch), &self.core.layout)?;
-            Ok(Arc::new(StreamEpoch {
-                core: Arc::clone(&self.core),
-                epoch,
-                rows,
-            }))
-        });
-        Ok(built.clone()?)
-    }
-}
-
-/// One epoch of the order.
-#[derive(Debug)]
-struct StreamEpoch {
-    core: Arc<Core>,
-    epoch: u64,
-    /// Rows in the sequence of deal indices, then those that no place consumes.
-    rows: crate::permute::Permutation,
-}
-
-impl Epoch for StreamEpoch {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn micro_steps(&self) -> u64 {
-        self.core.layout.micro_steps()
-    }
-
-    fn steps(&self) -> u64 {
-        self.micro_steps()
-            .div_ceil(self.core.reading.geometry.gradient_accumulation_steps)
-    }
-
-    fn step_of(&self, micro_step: u64) -> u64 {
-        micro_step / self.core.reading.geometry.gradient_accumulation_steps
-    }
-
-    fn deal_index(&self, place: Place) -> Option<u64> {
-        self.core.layout.index(place)
-    }
-
-    fn place_of(&self, deal_index: u64) -> Option<Place> {
-        self.core.layout.place(deal_index)
-    }
-
-    fn position(&self, place: Place) -> Option<u64> {
-        Some(self.core.layout.entry(self.core.layout.index(place)?))
-    }
-
-    fn sample(&self, place: Place) -> Option<SampleId> {
-        self.rows.get(self.position(place)?)
-    }
-
-    fn is_padding(&self, place: Place) -> bool {
-        self.core
-            .layout
-            .index(place)
-            .is_some_and(|k| k >= self.rows.len())
-    }
-
-    fn padded(&self) -> Vec<u64> {
-        let layout = &self.core.layout;
-        (self.rows.len()..layout.end()).map(|k| layout.entry(k)).collect()
-    }
-
-    fn dropped(&self) -> Vec<u64> {
-        (self.core.layout.end()..self.rows.len()).collect()
     }
 }

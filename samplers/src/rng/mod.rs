@@ -28,6 +28,9 @@ pub enum RngError {
         /// The text as given.
         text: String,
     },
+    /// A list of seed words without any.
+    #[error("a list of seeds must hold at least one")]
+    EmptySeed,
     /// An interval to draw from is empty or does not fit the element type.
     #[error("cannot draw {dtype} from [{low}, {high}): the interval is empty or leaves the range of {dtype}")]
     BadInterval {

@@ -3,6 +3,7 @@
 //! Reproduces `numpy/random/src/distributions/distributions.c` and `_bounded_integers.pyx` of numpy 2.4. Element
 //! types below 32 bits cut one 32-bit word into pieces, low end first, and throw the rest away at the end of a call.
 
+use super::intervals;
 use crate::rng::RngError;
 use crate::rng::swaps::{self, Walk};
 
@@ -10,10 +11,8 @@ use crate::rng::swaps::{self, Walk};
 pub(super) trait Words {
     fn word32(&mut self) -> u32;
     fn word64(&mut self) -> u64;
-    /// Two 32-bit words.
-    fn pair(&mut self) -> [u32; 2] {
-        [self.word32(), self.word32()]
-    }
+    /// As many 32-bit words as `out` holds, equal to as many [`Self::word32`].
+    fn words32(&mut self, out: &mut [u32]);
 }
 
 /// How a word is brought below a bound.
@@ -230,43 +229,12 @@ pub(super) fn interval(words: &mut impl Words, max: u64) -> u64 {
     }
 }
 
-/// `random_interval` for the bounds `top, top - 1, …`, none below 1, as a shuffle draws its targets.
-///
-/// Without a branch on the words: a rejected value is written too, and the next one overwrites it.
-pub(super) fn intervals_down(words: &mut impl Words, top: u32, out: &mut [u32]) {
-    let mut done = 0;
-    while done < out.len() {
-        let max = top - done as u32;
-        let mask = mask_of(u64::from(max)) as u32;
-        // The mask is the same down to the bound just above half of it.
-        let same = ((max - (mask >> 1)) as usize).min(out.len() - done);
-        let run = &mut out[done..done + same];
-        let mut filled = 0;
-        let mut offer = |run: &mut [u32], word: u32| {
-            let value = word & mask;
-            run[filled] = value;
-            filled += usize::from(value <= max - filled as u32);
-            filled
-        };
-        let mut have = 0;
-        while have + 1 < same {
-            let [first, second] = words.pair();
-            offer(run, first);
-            have = offer(run, second);
-        }
-        while have < same {
-            have = offer(run, words.word32());
-        }
-        done += same;
-    }
-}
-
 /// `shuffle(list)` of both generations: from the last index down, a random one at or below it.
 pub(super) fn shuffle<T>(words: &mut impl Words, list: &mut [T]) {
     let last = list.len().saturating_sub(1);
     match u32::try_from(last) {
         Ok(top) => swaps::run(list, Walk::Down, last, |step, targets| {
-            intervals_down(words, top - step as u32, targets);
+            intervals::down(words, top - step as u32, targets);
         }),
         Err(_) => {
             for i in (1..=last).rev() {

@@ -26,9 +26,8 @@ impl Words for Generator {
     fn word64(&mut self) -> u64 {
         self.bits.next_u64()
     }
-    #[inline]
-    fn pair(&mut self) -> [u32; 2] {
-        self.bits.next_pair()
+    fn words32(&mut self, out: &mut [u32]) {
+        self.bits.fill_u32(out);
     }
 }
 
@@ -247,6 +246,201 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn rng(seed: u64) -> Generator {
+        Generator::default_rng(seed)
+    }
+
+    /// `default_rng(seed).choice(len(p), size=size, p=p, replace=False)`, numpy 2.4.6.
+    #[test]
+    fn weighted_choice_without_replacement() {
+        let p = [0.1, 0.0, 0.4, 0.2, 0.3];
+        for (seed, want) in [
+            (0, [3, 2, 0, 4]),
+            (1, [3, 4, 2, 0]),
+            (2, [2, 4, 0, 3]),
+            (3, [0, 2, 4, 3]),
+        ] {
+            assert_eq!(
+                rng(seed).choice_weighted_distinct(&p, 4).unwrap(),
+                want,
+                "seed {seed}"
+            );
+        }
+        let p: Vec<f64> = (1..=20).map(|i| f64::from(i) / 210.0).collect();
+        let mut generator = rng(5);
+        let want = [17, 14, 10, 4, 12, 3, 19, 16, 9, 13, 18, 15, 7, 8, 11];
+        assert_eq!(generator.choice_weighted_distinct(&p, 15).unwrap(), want);
+        assert_eq!(generator.bits.next_u64(), 1_121_612_084_924_484_404);
+        assert!(matches!(
+            rng(0).choice_weighted_distinct(&[0.5, 0.5, 0.0], 3),
+            Err(RngError::SampleTooLarge {
+                size: 3,
+                available: 2
+            })
+        ));
+    }
+
+    /// Both methods of `choice(n, size=k, replace=False)` around the switch between them, numpy 2.4.6: first and last
+    /// values, and the word that comes next.
+    #[test]
+    fn choice_without_replacement_by_both_methods() {
+        for (n, k, seed, first, last, next) in [
+            (
+                10_001,
+                200,
+                7,
+                [3649, 416, 303, 4100],
+                [2976, 550, 8702],
+                14_971_145_111_915_952_302,
+            ),
+            (
+                10_001,
+                201,
+                7,
+                [4075, 1204, 8893, 297],
+                [6841, 6250, 9449],
+                12_133_543_848_756_836_169,
+            ),
+            (
+                10_001,
+                10_001,
+                7,
+                [778, 2883, 8813, 8465],
+                [6841, 6250, 9449],
+                10_080_491_664_234_054_215,
+            ),
+            (
+                20_000,
+                5000,
+                1,
+                [3660, 19468, 8507, 5900],
+                [15101, 10235, 9463],
+                863_448_872_452_020_242,
+            ),
+            (
+                50_000,
+                1001,
+                3,
+                [3416, 36920, 34270, 32784],
+                [8971, 4282, 40575],
+                7_192_450_383_256_844_773_u64,
+            ),
+        ] {
+            let mut generator = rng(seed);
+            let drawn = generator.choice_distinct(n, k).unwrap();
+            assert_eq!(
+                (&drawn[..4], &drawn[drawn.len() - 3..]),
+                (&first[..], &last[..]),
+                "{k} of {n}"
+            );
+            assert_eq!(generator.bits.next_u64(), next, "{k} of {n}");
+        }
+        assert!(rng(0).choice_distinct(3, 4).is_err());
+        assert!(rng(0).choice(0, 0).unwrap().is_empty());
+        assert!(rng(0).choice(0, 1).is_err());
+    }
+
+    /// `integers(low, high, size=9, dtype=T)` of seed 42 and the word that comes next, numpy 2.4.6.
+    #[test]
+    fn integers_of_every_type() {
+        fn check<T: NumpyInt + PartialEq + std::fmt::Debug>(low: i128, high: i128, want: [T; 9], next: u64) {
+            let mut generator = rng(42);
+            assert_eq!(
+                generator.integers::<T>(low, high, 9).unwrap(),
+                want,
+                "{}",
+                T::DTYPE
+            );
+            assert_eq!(generator.bits.next_u64(), next, "{}", T::DTYPE);
+        }
+        let f = false;
+        check(0, 2, [f, f, f, true, f, f, f, true, f], 8_095_878_257_575_067_585);
+        check::<i8>(
+            -5,
+            100,
+            [50, 10, 97, 8, 76, 99, 54, 63, 34],
+            15_838_336_090_824_644_132,
+        );
+        check::<u8>(
+            0,
+            256,
+            [136, 38, 217, 22, 205, 251, 33, 198, 193],
+            15_838_336_090_824_644_132,
+        );
+        check::<i16>(
+            -300,
+            300,
+            [-210, -247, 290, 164, 299, 92, -98, -37, -249],
+            12_864_169_557_245_331_597,
+        );
+        check::<u16>(
+            0,
+            1 << 16,
+            [9864, 5849, 64461, 50721, 65473, 42897, 22113, 28762, 5668],
+            12_864_169_557_245_331_597,
+        );
+        check::<u32>(
+            5,
+            (1 << 32) - 3,
+            [
+                383329932, 3324115915, 2811363264, 1884968546, 1859786277, 3687649984, 369133713, 2995172877,
+                865305070,
+            ],
+            17_997_055_833_233_904_524,
+        );
+        check::<u64>(
+            3,
+            1 << 63,
+            [
+                7138484576005690180,
+                4047939128787533794,
+                7919168045412322066,
+                6432084778622665799,
+                868632717012091128,
+                8998527916616952262,
+                7020274643477799481,
+                7250163532461132704,
+                1181639697159514252,
+            ],
+            8_308_154_130_757_172_590,
+        );
+        check::<i64>(
+            -(1 << 63),
+            (1 << 63) - 1,
+            [
+                5053597115156604551,
+                -1127493779279708224,
+                6614964053969868323,
+                3640797520390555788,
+                -7486106602830593558,
+                8773683796379128715,
+                4817177250100823152,
+                5276955028067489599,
+                -6860092642535747310,
+            ],
+            8_308_154_130_757_172_590,
+        );
+        assert!(rng(0).integers::<u8>(0, 257, 1).is_err());
+        assert!(rng(0).integers::<i8>(-129, 0, 1).is_err());
+        assert!(rng(0).integer::<i64>(4, 4).is_err());
+    }
+
+    /// What numpy refuses in `p`, and a sum that it still takes.
+    #[test]
+    fn probabilities_as_numpy_checks_them() {
+        for p in [
+            &[0.5, 0.4][..],
+            &[0.5, 0.6, -0.1],
+            &[f64::NAN, 1.0],
+            &[0.5, 0.5 + 1e-7],
+            &[f64::INFINITY, 0.5],
+            &[],
+        ] {
+            assert!(rng(0).choice_weighted(p, 1).is_err(), "{p:?}");
+        }
+        assert!(rng(0).choice_weighted(&[0.5, 0.5 + 1e-9], 1).is_ok());
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]

@@ -2,6 +2,7 @@
 
 mod bounded;
 mod generator;
+mod intervals;
 mod pcg64;
 mod random_state;
 mod seed_sequence;

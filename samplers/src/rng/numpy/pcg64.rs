@@ -83,21 +83,38 @@ impl Pcg64 {
         word as u32
     }
 
-    /// The next two 32-bit words, from one 64-bit word.
-    #[inline]
-    pub(super) fn next_pair(&mut self) -> [u32; 2] {
-        let word = self.next_u64();
-        let (low, high) = (word as u32, (word >> 32) as u32);
-        match &mut self.half {
-            None => [low, high],
-            Some(half) => [std::mem::replace(half, high), low],
+    /// As many 32-bit words as `out` holds, equal to as many [`Self::next_u32`].
+    pub fn fill_u32(&mut self, out: &mut [u32]) {
+        let ready = self.half.is_some().min(!out.is_empty());
+        let (first, rest) = out.split_at_mut(usize::from(ready));
+        let (pairs, last) = rest.as_chunks_mut::<2>();
+        first.iter_mut().for_each(|word| *word = self.next_u32());
+        for pair in pairs {
+            let word = self.next_u64();
+            *pair = [word as u32, (word >> 32) as u32];
         }
+        last.iter_mut().for_each(|word| *word = self.next_u32());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fill_equals_single_draws() {
+        for (skip, len) in [(0, 0), (0, 1), (0, 7), (1, 0), (1, 1), (1, 2), (1, 8), (2, 9)] {
+            let mut single = Pcg64::new(&SeedSequence::new(42));
+            for _ in 0..skip {
+                single.next_u32();
+            }
+            let mut bulk = single.clone();
+            let mut out = vec![0; len];
+            bulk.fill_u32(&mut out);
+            assert_eq!(out, (0..len).map(|_| single.next_u32()).collect::<Vec<_>>());
+            assert_eq!(bulk, single, "{len} words after {skip}");
+        }
+    }
 
     #[test]
     fn seek_equals_drawing() {

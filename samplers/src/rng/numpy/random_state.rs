@@ -23,6 +23,9 @@ impl Words for RandomState {
     fn word64(&mut self) -> u64 {
         self.engine.next_u64()
     }
+    fn words32(&mut self, out: &mut [u32]) {
+        self.engine.fill(out);
+    }
 }
 
 impl RandomState {
@@ -47,9 +50,15 @@ impl RandomState {
     }
 
     /// `RandomState([k0, k1, …])`.
-    pub fn from_key(key: &[u32]) -> Self {
-        RandomState {
-            engine: Mt19937::from_key(key),
+    ///
+    /// # Errors
+    /// [`RngError::EmptySeed`] when the list is empty, where numpy raises.
+    pub fn from_key(key: &[u32]) -> Result<Self, RngError> {
+        match key {
+            [] => Err(RngError::EmptySeed),
+            _ => Ok(RandomState {
+                engine: Mt19937::from_key(key),
+            }),
         }
     }
 
@@ -144,6 +153,85 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// `randint(low, high, size=9, dtype=T)` of seed 42 and the word that comes next, numpy 2.4.6.
+    #[test]
+    fn randint_of_every_type() {
+        fn check<T: NumpyInt + PartialEq + std::fmt::Debug>(low: i128, high: i128, want: [T; 9], next: u32) {
+            let mut state = RandomState::new(42);
+            assert_eq!(state.randint::<T>(low, high, 9).unwrap(), want, "{}", T::DTYPE);
+            assert_eq!(state.next_u32(), next, "{}", T::DTYPE);
+        }
+        let f = false;
+        check(0, 2, [f, true, true, f, f, true, true, f, f], 3421126067);
+        check::<i8>(-5, 100, [97, 87, 92, 90, 46, 56, 70, 87, -2], 787846414);
+        check::<u8>(0, 256, [102, 220, 225, 95, 179, 61, 234, 203, 92], 787846414);
+        check::<i16>(
+            -300,
+            300,
+            [-198, 135, -30, -194, -229, 21, -280, -97, -179],
+            669991378,
+        );
+        check::<u16>(
+            0,
+            1 << 16,
+            [56422, 24545, 15795, 52202, 860, 62306, 38158, 12021, 62570],
+            3348747335,
+        );
+        check::<u32>(
+            5,
+            (1 << 32) - 3,
+            [
+                1608637547, 3421126072, 4083286881, 787846419, 3143890031, 3348747340, 2571218625,
+                2563451929, 670094955,
+            ],
+            1914837113,
+        );
+        check::<i32>(
+            -(1 << 31),
+            1 << 31,
+            [
+                -538846106,
+                1273642419,
+                1935803228,
+                -1359637234,
+                996406378,
+                1201263687,
+                423734972,
+                415968276,
+                -1477388698,
+            ],
+            1914837113,
+        );
+        check::<u64>(
+            3,
+            1 << 63,
+            [
+                6909045637428952502,
+                8314211556539077905,
+                4279532810384561226,
+                1819927849474927639,
+                2878035897379592316,
+                2877591057541362905,
+                1071453510346823117,
+                6754757701360545143,
+                1865242737500154730,
+            ],
+            3041148567,
+        );
+    }
+
+    /// `RandomState([1, 2, 3]).randint(0, 2**32, size=4, dtype=np.uint32)`, numpy 2.4.6.
+    #[test]
+    fn seeds_of_several_words() {
+        let mut state = RandomState::from_key(&[1, 2, 3]).unwrap();
+        assert_eq!(
+            state.randint::<u32>(0, 1 << 32, 4).unwrap(),
+            [2619334238, 1552691353, 3808334787, 2540200029]
+        );
+        assert_eq!(RandomState::from_key(&[]), Err(RngError::EmptySeed));
+        assert!(RandomState::from_seed(-1).is_err() && RandomState::from_seed(1 << 32).is_err());
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
