@@ -21,7 +21,9 @@ fn build(spec: &Value, n: u64, world_size: u64, micro_batch_size: u64) -> Arc<dy
 
 /// Rows of each rank, batch by batch.
 fn batches(order: &Arc<dyn Order>, number: u64) -> Vec<Vec<Vec<u64>>> {
-    let epoch = order.epoch(number).unwrap();
+    let epoch = order
+        .epoch(number)
+        .unwrap_or_else(|e| panic!("epoch {number}: {e}"));
     let geometry = order.geometry();
     let batch = |rank, micro_step| -> Vec<u64> {
         let places = (0..geometry.micro_batch_size).map(|slot| Place {
