@@ -48,6 +48,11 @@ fn running_a_plan_allocates_nothing() {
             counted_step();
         });
         let least = (0..RUNS).map(|_| counted_step()).min();
-        assert_eq!(least, Some(0), "{}: allocations of the thriftiest step", case.name);
+        assert_eq!(
+            least,
+            Some(0),
+            "{}: allocations of the thriftiest step",
+            case.name
+        );
     }
 }
