@@ -1,21 +1,27 @@
-//! No allocation in steady state: after the first batches, nothing in the process allocates while batches are
-//! assembled, delivered and given back. A test of its own process, as it counts every thread's allocations.
+//! Allocations of the whole process, counted: none in steady state (after the first batches, nothing allocates while
+//! batches are assembled, delivered and given back), and what a live epoch of an order holds.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ceteris_loader::collate::HfCollator;
 use ceteris_loader::pipeline::{DocumentRule, Loader, LoaderOptions, Marker, PageIn};
+use ceteris_samplers::spec::OrderInput;
+use ceteris_samplers::{Geometry, OrderSpec};
 
 #[path = "toy.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 mod toy;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Bytes allocated and not yet given back.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+/// The counters are the process's: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 struct Counting;
 
@@ -23,11 +29,13 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
         // SAFETY: the caller's contract is the system allocator's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as i64, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -37,7 +45,40 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 #[test]
+fn v26_a_live_epoch_holds_four_bytes_a_sample() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let n = 1_000_000;
+    let geometry = Geometry {
+        world_size: 8,
+        micro_batch_size: 4,
+        gradient_accumulation_steps: 1,
+    };
+    for (spec, bytes_a_sample) in [
+        (r#"{"name":"fla","seed":42}"#, 4),
+        (r#"{"name":"fla","seed":42,"dataset":[{"shuffle":{"seed":7}},{"shuffle":{"seed":8}}]}"#, 4),
+        (r#"{"name":"hf-trainer","seed":42}"#, 4),
+        (r#"{"name":"torch-distributed","seed":42}"#, 4),
+        (r#"{"name":"sequential"}"#, 0),
+    ] {
+        let spec: OrderSpec = serde_json::from_str(spec).unwrap();
+        let before = LIVE.load(Ordering::Relaxed);
+        let order = spec.build(&OrderInput::new(n, geometry)).unwrap();
+        for number in [0, 1] {
+            let epoch = order.epoch(number).unwrap();
+            let held = LIVE.load(Ordering::Relaxed) - before;
+            // What does not grow with the samples: the spec, the state of a generator, names.
+            assert!(
+                held <= bytes_a_sample * n as i64 + 16_384,
+                "{spec}: epoch {number} holds {held} bytes"
+            );
+            drop(epoch);
+        }
+    }
+}
+
+#[test]
 fn steady_state_allocates_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     assert!(ALLOCATIONS.load(Ordering::Relaxed) > 0, "the counter counts");
     for (workers, prefetch) in [(0, 1), (1, 1), (3, 4), (8, 16)] {
         for page_in in [PageIn::Auto, PageIn::Always] {

@@ -371,7 +371,8 @@ fn v23_an_explicit_order_is_delivered_as_given() {
     }
 }
 
-/// Order memory: at most 4 bytes a sample and epoch, so 8 while two epochs are alive.
+/// Order memory: at most 4 bytes a sample and epoch, so 8 while two epochs are alive. Here as the process's memory, threads and
+/// buffers included; `v26_a_live_epoch_holds_four_bytes_a_sample` counts what the order itself holds.
 #[test]
 fn v26_an_order_costs_at_most_four_bytes_a_sample_and_epoch() {
     let n = 4_000_000;
