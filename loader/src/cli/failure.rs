@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use crate::pipeline::LoaderError;
+
 /// An error on its way to the user, with the fix when there is one.
 #[derive(Debug)]
 pub struct Failure {
@@ -42,6 +44,14 @@ impl Failure {
                 .downcast_ref::<io::Error>()
                 .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
         })
+    }
+
+    /// The user or the system ended the run between two batches.
+    pub fn is_interruption(&self) -> bool {
+        matches!(
+            self.error.downcast_ref::<LoaderError>(),
+            Some(LoaderError::Interrupted { .. })
+        )
     }
 
     /// Writes the failure to stderr and says which exit code it means: 2, or 0 when only the reader of the

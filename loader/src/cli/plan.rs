@@ -98,6 +98,29 @@ impl Plan {
         })
     }
 
+    /// From a micro-step on, to the end of `epochs` epochs counted from epoch 0 (by default, of the epoch it is in).
+    ///
+    /// # Errors
+    /// A failure when nothing is left, or the last epoch does not exist.
+    pub fn from(order: &dyn Order, first: (u64, u64), epochs: Option<u64>) -> Result<Self, Failure> {
+        let per_epoch = order.micro_steps_per_epoch();
+        let first = if first.1 >= per_epoch {
+            (first.0 + 1, 0)
+        } else {
+            first
+        };
+        let end = epochs.unwrap_or(first.0 + 1);
+        if first.0 >= end {
+            return Err(Failure::new(format!(
+                "nothing is left: the state stands at the end of epoch {}",
+                first.0 - 1
+            ))
+            .fix(format!("--epochs {} goes on into the next epoch", first.0 + 1)));
+        }
+        let whole = Self::new(order, first.0, Some(end - first.0), StepRange::ALL)?;
+        Ok(Self { first, ..whole })
+    }
+
     /// Number of micro-steps.
     pub fn micro_steps(&self) -> u64 {
         (self.last.0 - self.first.0) * self.per_epoch + self.last.1 - self.first.1

@@ -5,6 +5,7 @@
 //! terminal.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,14 +21,14 @@ use super::order_args::OrderArgs;
 use super::output::Output as Stdout;
 use super::plan::Plan;
 use super::progress::{Progress, rate};
-use super::ranges::Ranks;
+use super::ranges::{Ranks, StepRange};
 use super::select_args::{SelectArgs, eprint};
 use super::{CONFIG_HELP, read_config};
 use crate::emit::{Emit, Emitter, Layout, Record, emitter};
 use crate::fingerprint::{self, Fingerprint, RunFingerprint};
 use crate::pipeline::{
-    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderOptions, MicroBatch, Notice, NoticeSink,
-    StopSignal,
+    self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderError, LoaderOptions, LoaderState, MicroBatch,
+    Notice, NoticeSink, StopSignal,
 };
 
 /// Flags of the bare form.
@@ -45,8 +46,18 @@ pub struct StreamArgs {
     /// Batches assembled ahead (default 16). Changes nothing but speed.
     #[arg(long, value_name = "N", help_heading = "Speed")]
     prefetch: Option<usize>,
+    /// Where the stream stands is written here when it ends, also when it is interrupted: a small JSON for --resume.
+    #[arg(long, value_name = "FILE", help_heading = "Going on later")]
+    save_state: Option<PathBuf>,
+    /// Go on where a state stands, up to the end of --epochs (counted from epoch 0). A state of another order or dataset is
+    /// refused; another layout of the same global batch is not.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["epoch", "steps"], help_heading = "Going on later")]
+    resume: Option<PathBuf>,
+    /// Resume also under another global batch: what repeats and what is skipped is printed.
+    #[arg(long, requires = "resume", help_heading = "Going on later")]
+    allow_global_batch_change: bool,
     #[arg(long, value_name = "FILE.yaml", help = CONFIG_HELP)]
-    config: Option<std::path::PathBuf>,
+    config: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -77,7 +88,33 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
     })?;
     let building = Progress::spinner("building the order", output.quiet);
     let order = choice.build(source.num_samples())?;
-    let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
+    let base = LoaderOptions {
+        workers,
+        prefetch,
+        pad_token: data
+            .options
+            .pad_id
+            .and_then(|id| i32::try_from(id).ok())
+            .unwrap_or(0),
+        fingerprints: true,
+        positions: output.emit != Emit::Summary,
+        dataset_fingerprint: fingerprint,
+        allow_global_batch_change: args.allow_global_batch_change,
+        ..LoaderOptions::new(seq_length)
+    };
+    let state = args.resume.as_deref().map(LoaderState::load).transpose()?;
+    let plan = match &state {
+        None => Plan::new(&*order, output.epoch, output.epochs, output.steps)?,
+        Some(_) if output.epoch != 0 || output.steps != StepRange::ALL => {
+            return Err(Failure::new(
+                "--resume goes on where its state stands: `epoch` and `steps` cannot be given with it",
+            ));
+        }
+        Some(state) => {
+            let first = Loader::resume_point(&*source, &*order, &base, state)?;
+            Plan::from(&*order, first, output.epochs)?
+        }
+    };
     let ranks = output
         .ranks
         .resolve(order.geometry().world_size)
@@ -102,27 +139,29 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
     let per_micro_step = layout.ranks * layout.micro_batch_size * layout.seq_length;
     let progress = Progress::tokens("streaming", plan.micro_steps() * per_micro_step, output.quiet);
     let options = LoaderOptions {
-        workers,
-        prefetch,
         ranks: pipeline::Ranks::Some(ranks.clone()),
-        pad_token: data
-            .options
-            .pad_id
-            .and_then(|id| i32::try_from(id).ok())
-            .unwrap_or(0),
-        fingerprints: true,
-        positions: output.emit != Emit::Summary,
-        dataset_fingerprint: fingerprint,
         start: plan.first,
         epochs: Some(plan.last.0 + 1),
         max_micro_steps: Some(plan.micro_steps()),
         stop: Some(StopSignal::install()?),
         notices: notices(&progress, output.quiet),
-        ..LoaderOptions::new(seq_length)
+        ..base
     };
     let started = Instant::now();
-    let loader = Loader::new(source, Arc::clone(&order), options)?;
-    let streamed = stream(out, &mut *emitter, loader, &plan, output.emit, &progress)?;
+    let mut loader = match &state {
+        None => Loader::new(source, Arc::clone(&order), options)?,
+        Some(state) => Loader::resume(source, Arc::clone(&order), options, state)?,
+    };
+    let streamed = stream(out, &mut *emitter, &mut loader, &plan, output.emit, &progress);
+    // After a signal all batches taken have been written, so the position is worth keeping; after a failure it is not.
+    if let Some(path) = &args.save_state
+        && streamed.as_ref().map_or_else(Failure::is_interruption, |_| true)
+    {
+        out.flush()?;
+        loader.state()?.save(path).map_err(LoaderError::from)?;
+    }
+    let streamed = streamed?;
+    drop(loader);
     progress.finish();
     let seconds = started.elapsed().as_secs_f64();
     let sheet = summary(&streamed, &*order, &plan, &output.ranks, seq_length)?;
@@ -161,7 +200,7 @@ fn notices(progress: &Progress, quiet: bool) -> NoticeSink {
 fn stream(
     out: &mut Stdout,
     emitter: &mut dyn Emitter,
-    mut loader: Loader,
+    loader: &mut Loader,
     plan: &Plan,
     emit: Emit,
     progress: &Progress,

@@ -9,7 +9,7 @@ use ceteris_samplers::Order;
 use crossbeam::sync::{Parker, Unparker};
 
 use super::batch::{Batch, BatchBuffer, BatchShape, BatchStep};
-use super::elastic::{ElasticReport, deal_end, seek};
+use super::elastic::{ElasticReport, Seek, deal_end, seek};
 use super::epochs::{EpochPlan, EpochWindow};
 use super::error::LoaderError;
 use super::metrics::LoaderMetrics;
@@ -130,29 +130,11 @@ impl Loader {
         options: LoaderOptions,
         state: &LoaderState,
     ) -> Result<Loader, LoaderError> {
-        let now = blank_state(&*source, &*order, &options);
-        let mut differences = state.differences(&now);
-        let names = source.part_names();
-        let saved: Vec<&str> = state
-            .consumed_samples_per_source
-            .iter()
-            .map(|c| &*c.source)
-            .collect();
-        if saved != names {
-            differences.push(Difference {
-                what: "sources".to_owned(),
-                saved: saved.join(", "),
-                now: names.join(", "),
-            });
-        }
-        if !differences.is_empty() {
-            return Err(StateError::Mismatch { differences }.into());
-        }
+        let seek = seek_state(&*source, &*order, &options, state)?;
         let consumed = match &state.consumed_samples_per_source[..] {
             [] => vec![state.consumed_samples],
             parts => parts.iter().map(|part| part.samples).collect(),
         };
-        let seek = seek(state, &*order, options.allow_global_batch_change)?;
         let at = Progress {
             next: seek.next,
             global_micro_step: seek.global_micro_step,
@@ -160,6 +142,19 @@ impl Loader {
             consumed,
         };
         Loader::start(source, order, options, at, Origin::State(seek.report))
+    }
+
+    /// Epoch and micro-step at which [`Loader::resume`] would go on, without starting anything.
+    ///
+    /// # Errors
+    /// As [`Loader::resume`], as far as the state is concerned.
+    pub fn resume_point(
+        source: &dyn Source,
+        order: &dyn Order,
+        options: &LoaderOptions,
+        state: &LoaderState,
+    ) -> Result<(u64, u64), LoaderError> {
+        Ok(seek_state(source, order, options, state)?.next)
     }
 
     fn start(
@@ -512,6 +507,33 @@ fn identity(source: &dyn Source, options: &LoaderOptions) -> DatasetIdentity {
 }
 
 /// A state of this run without a position.
+/// Refuses a state of another run, and finds where one of this run goes on.
+fn seek_state(
+    source: &dyn Source,
+    order: &dyn Order,
+    options: &LoaderOptions,
+    state: &LoaderState,
+) -> Result<Seek, LoaderError> {
+    let mut differences = state.differences(&blank_state(source, order, options));
+    let names = source.part_names();
+    let saved: Vec<&str> = state
+        .consumed_samples_per_source
+        .iter()
+        .map(|c| &*c.source)
+        .collect();
+    if saved != names {
+        differences.push(Difference {
+            what: "sources".to_owned(),
+            saved: saved.join(", "),
+            now: names.join(", "),
+        });
+    }
+    if !differences.is_empty() {
+        return Err(StateError::Mismatch { differences }.into());
+    }
+    Ok(seek(state, order, options.allow_global_batch_change)?)
+}
+
 fn blank_state(source: &dyn Source, order: &dyn Order, options: &LoaderOptions) -> LoaderState {
     LoaderState {
         state_version: STATE_VERSION,

@@ -7,6 +7,7 @@ mod contract;
 mod examples;
 mod fla_pipeline;
 mod ids;
+mod state;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -55,7 +55,10 @@ fn v26_a_live_epoch_holds_four_bytes_a_sample() {
     };
     for (spec, bytes_a_sample) in [
         (r#"{"name":"fla","seed":42}"#, 4),
-        (r#"{"name":"fla","seed":42,"dataset":[{"shuffle":{"seed":7}},{"shuffle":{"seed":8}}]}"#, 4),
+        (
+            r#"{"name":"fla","seed":42,"dataset":[{"shuffle":{"seed":7}},{"shuffle":{"seed":8}}]}"#,
+            4,
+        ),
         (r#"{"name":"hf-trainer","seed":42}"#, 4),
         (r#"{"name":"torch-distributed","seed":42}"#, 4),
         (r#"{"name":"sequential"}"#, 0),
