@@ -1,5 +1,6 @@
 //! Token sources, collators and the deterministic loader.
 
+mod atomic;
 pub mod cli;
 pub mod collate;
 pub mod emit;
@@ -8,4 +9,5 @@ pub mod index;
 pub mod inspect;
 pub mod order_file;
 pub mod pipeline;
+pub mod prepare;
 pub mod source;

@@ -17,6 +17,9 @@ use serde_json::Value;
 
 use crate::iterable::IterableError;
 use crate::order::Order;
+use crate::orders::megatron_dataset::MegatronDataset;
+use crate::orders::megatron_index::GptIndexError;
+use crate::orders::megatron_sampler::SamplerError;
 use crate::orders::{self, OrderEntry};
 use crate::permute::{ComposeError, Permutation};
 use crate::place::Geometry;
@@ -66,6 +69,8 @@ pub struct OrderInput {
     pub geometry: Geometry,
     /// The list of an order given as a file ([`crate::orders::file`]), already read.
     pub list: Option<Arc<Permutation>>,
+    /// The dataset of a Megatron order over `.bin/.idx` data, already built; its ids are then what the order permutes.
+    pub megatron: Option<Arc<MegatronDataset>>,
 }
 
 impl OrderInput {
@@ -75,6 +80,7 @@ impl OrderInput {
             num_samples,
             geometry,
             list: None,
+            megatron: None,
         }
     }
 }
@@ -312,6 +318,12 @@ pub enum OrderError {
     /// The layout over ranks is at fault.
     #[error("{0}")]
     Geometry(String),
+    /// The indices of a Megatron dataset cannot be built.
+    #[error(transparent)]
+    MegatronIndex(#[from] GptIndexError),
+    /// Megatron's sampler cannot start.
+    #[error(transparent)]
+    MegatronSampler(#[from] SamplerError),
     /// `seed + epoch` is no seed of torch.
     #[error(
         "seed {seed} + epoch {epoch} is above 2^64-1, which torch's manual_seed refuses: use a smaller seed"

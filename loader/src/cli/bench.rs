@@ -105,13 +105,14 @@ pub fn run(args: &BenchArgs, out: &mut Stdout) -> Result<(), Failure> {
         source,
         sheet: mut report,
         seq_length,
+        megatron,
         ..
-    } = open(&data, args.quiet)?;
+    } = open(&data, &choice.spec, args.quiet)?;
     let seq_length = seq_length.ok_or_else(|| {
         Failure::new("rows differ in length").fix("give --seq-length T and --on-ragged pad or drop")
     })?;
     let before = measure::anonymous_memory();
-    let order = choice.build(source.num_samples())?;
+    let order = choice.build(source.num_samples(), megatron)?;
     let index = order.epoch(0)?;
     let order_bytes = before
         .zip(measure::anonymous_memory())
@@ -154,8 +155,8 @@ pub fn run(args: &BenchArgs, out: &mut Stdout) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn open(data: &DataChoice, quiet: bool) -> Result<OpenedData, Failure> {
-    data.open(quiet)
+fn open(data: &DataChoice, order: &OrderSpec, quiet: bool) -> Result<OpenedData, Failure> {
+    data.open(order, quiet)
 }
 
 fn describe_run(
@@ -368,7 +369,7 @@ impl Bench<'_> {
         }
         let raw = blocks.read(self.options.workers.max(8), self.limit)?;
         measure::drop_cached_pages(&self.files)?;
-        let OpenedData { source, .. } = open(data, true)?;
+        let OpenedData { source, .. } = open(data, order.spec(), true)?;
         let before = measure::cached_share(&self.files)?;
         let speed = self.pass("cold", &source, order, Duration::ZERO, self.micro_steps)?;
         let ratio = speed.gb_per_s() / raw.gb_per_s();

@@ -4,12 +4,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ceteris_samplers::OrderSpec;
+use ceteris_samplers::orders::megatron_dataset::MegatronDataset;
 use clap::Args;
 use serde::Deserialize;
 
 use super::config::Config;
 use super::failure::Failure;
 use super::header::{Sheet, count, group};
+use super::megatron_args::{MegatronArgs, MegatronChoice, OpenedMegatron};
 use super::progress::Progress;
 use super::select_args::eprint;
 use crate::source::options::DEFAULT_COLUMN;
@@ -21,7 +24,7 @@ pub struct DataArgs {
     /// The Hugging Face dataset: a save_to_disk folder, a datasets cache folder, or .arrow or .parquet files.
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     cache_dir: Option<PathBuf>,
-    /// Split, where the folder holds several.
+    /// Split, where the folder holds several; with --data-path how the data is cut into train, valid and test.
     #[arg(long, value_name = "NAME", help_heading = "Data")]
     split: Option<String>,
     /// Token column (default input_ids).
@@ -51,6 +54,8 @@ pub struct DataArgs {
     /// Folder for decoded copies of parquet and compressed arrow files (default $CETERIS_CACHE, else the user's cache).
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     decode_cache: Option<PathBuf>,
+    #[command(flatten)]
+    megatron: MegatronArgs,
 }
 
 /// [`OnRagged`] as a flag.
@@ -78,7 +83,7 @@ impl fmt::Display for Ragged {
 /// A path in a file or flag.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-struct FilePath(PathBuf);
+pub(super) struct FilePath(pub(super) PathBuf);
 
 impl fmt::Display for FilePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,11 +91,20 @@ impl fmt::Display for FilePath {
     }
 }
 
+/// Where a dataset lies.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A table of rows.
+    Table(PathBuf),
+    /// Megatron data.
+    Megatron(Box<MegatronChoice>),
+}
+
 /// The dataset asked for, by flags and file together.
 #[derive(Clone, Debug)]
 pub struct DataChoice {
     /// Where it lies.
-    pub cache_dir: PathBuf,
+    pub place: Place,
     /// How to read it.
     pub options: SourceOptions,
 }
@@ -128,12 +142,27 @@ impl DataArgs {
             vocab_size: config.choose("data", "vocab_size", self.vocab_size)?,
             decode_cache: path(config, "decode_cache", &self.decode_cache)?,
         };
-        let cache_dir = cache_dir.ok_or_else(|| {
-            Failure::new("no dataset is named").fix(
-                "give --cache-dir DIR, or `data: { cache_dir: … }` in a --config file; `loader ids` needs no dataset",
-            )
-        })?;
-        Ok(DataChoice { cache_dir, options })
+        let place = match (
+            cache_dir,
+            self.megatron.resolve(config, options.split.as_deref())?,
+        ) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::new("a table of rows and Megatron data are both named")
+                    .fix("give --cache-dir or --data-path, not both"));
+            }
+            (Some(cache_dir), None) => Place::Table(cache_dir),
+            (None, Some(megatron)) => {
+                refuse_table_options(&options)?;
+                Place::Megatron(Box::new(megatron))
+            }
+            (None, None) => {
+                return Err(Failure::new("no dataset is named").fix(
+                    "give --cache-dir DIR (or --data-path for Megatron data), or `data: { cache_dir: … }` in a --config \
+                     file; `loader ids` needs no dataset",
+                ));
+            }
+        };
+        Ok(DataChoice { place, options })
     }
 }
 
@@ -147,16 +176,54 @@ pub struct OpenedData {
     pub fingerprint: String,
     /// Tokens of a sample: as asked for, else the common length of all rows.
     pub seq_length: Option<usize>,
+    /// What a Megatron order goes through, where the data is Megatron's.
+    pub megatron: Option<Arc<MegatronDataset>>,
+}
+
+/// Options that only tables of rows have, given with Megatron data.
+fn refuse_table_options(options: &SourceOptions) -> Result<(), Failure> {
+    let given = [
+        (options.column != DEFAULT_COLUMN, "--column"),
+        (options.indices.is_some(), "--indices"),
+        (options.truncate, "--truncate"),
+        (options.on_ragged == OnRagged::Drop, "--on-ragged drop"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        None => Ok(()),
+        Some((_, option)) => Err(Failure::new(format!(
+            "{option} is about tables of rows, and the data is Megatron's"
+        ))
+        .fix(format!("leave {option} out"))),
+    }
 }
 
 impl DataChoice {
-    /// Opens the dataset and describes it. Warnings about it go to stderr unless `quiet`.
+    /// Opens the dataset and describes it; Megatron data is indexed for `order`. Warnings about it go to stderr unless
+    /// `quiet`.
     ///
     /// # Errors
     /// What is wrong with it, and where.
-    pub fn open(&self, quiet: bool) -> Result<OpenedData, Failure> {
+    pub fn open(&self, order: &OrderSpec, quiet: bool) -> Result<OpenedData, Failure> {
+        let cache_dir = match &self.place {
+            Place::Table(cache_dir) => cache_dir,
+            Place::Megatron(choice) => {
+                let OpenedMegatron {
+                    source,
+                    dataset,
+                    sheet,
+                    fingerprint,
+                } = choice.open(order, self.options.seq_length, self.options.vocab_size, quiet)?;
+                return Ok(OpenedData {
+                    source,
+                    sheet,
+                    fingerprint,
+                    seq_length: self.options.seq_length,
+                    megatron: Some(dataset),
+                });
+            }
+        };
         let bar = Progress::bytes("opening", quiet);
-        let opened = HfSource::open_with(&self.cache_dir, &self.options, &|what, done, of| {
+        let opened = HfSource::open_with(cache_dir, &self.options, &|what, done, of| {
             bar.set(what, done, of)
         });
         bar.finish();
@@ -172,6 +239,7 @@ impl DataChoice {
             seq_length: source.sample_length(),
             source: Arc::new(source),
             sheet,
+            megatron: None,
             fingerprint: fingerprint.hash,
         })
     }

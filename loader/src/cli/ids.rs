@@ -49,7 +49,7 @@ pub fn run(args: &IdsArgs, out: &mut Stdout) -> Result<(), Failure> {
         .fix("use --emit rows here, or give --cache-dir without `ids`"));
     }
     let building = Progress::spinner("building the order", output.quiet);
-    let order = choice.build(num_samples)?;
+    let order = choice.build(num_samples, None)?;
     let plan = Plan::new(&*order, output.epoch, output.epochs, output.steps)?;
     let ranks = output
         .ranks

@@ -10,11 +10,14 @@ mod data_args;
 mod failure;
 mod header;
 mod ids;
+mod index;
 mod inspect;
+mod megatron_args;
 mod order_args;
 mod orders;
 mod output;
 mod plan;
+mod prepare;
 mod progress;
 mod ranges;
 mod select_args;
@@ -54,6 +57,11 @@ pub const EXAMPLES: &[(&str, &str)] = &[
         "loader ids --order torch-distributed --num-samples 10 --world-size 4 --seed 0 --epochs 3",
     ),
     (
+        "What a Megatron run with this blend consumed",
+        "loader --order megatron --data-path 0.3 tests/golden/megatron/u16/data 0.7 tests/golden/megatron/multiseq/data \
+         --split 969,30,1 --seq-length 16 --seed 1234 --samples 400 --world-size 4 --micro-batch-size 2",
+    ),
+    (
         "What a folder holds",
         "loader inspect --cache-dir tests/data/shakespeare",
     ),
@@ -86,12 +94,24 @@ enum Command {
     #[command(
         after_help = "Example:\n  loader bench --cache-dir tests/data/shakespeare --order fla --seed 42 --micro-batch-size 32 --seq-length 128 --consumer-ms 1"
     )]
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Prints an order without any dataset.
     #[command(
         after_help = "Example:\n  loader ids --order hf-trainer --num-samples 103 --world-size 2 --micro-batch-size 4 --seed 1"
     )]
     Ids(ids::IdsArgs),
+    /// Builds, audits and lists indices of Megatron data.
+    #[command(
+        after_help = "Example:\n  loader index build --data-path tests/golden/megatron/u16/data --split 969,30,1 \\\n    \
+                      --seq-length 16 --seed 1234 --data-cache-path target/index-cache"
+    )]
+    Index(index::IndexArgs),
+    /// Tokenizes text, converts and joins token datasets.
+    #[command(
+        after_help = "Example:\n  loader prepare convert --cache-dir tests/data/shakespeare --vocab-size 4096 \\\n    \
+                      --out target/shakespeare --overwrite"
+    )]
+    Prepare(prepare::PrepareArgs),
     /// Says what a dataset folder holds.
     #[command(after_help = "Example:\n  loader inspect --cache-dir tests/data/shakespeare")]
     Inspect(inspect::InspectArgs),
@@ -140,14 +160,17 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut out = Output::stdout();
     let done = match &cli.command {
-        None => stream::run(&cli.stream, &mut out),
-        Some(Command::Bench(args)) => bench::run(args, &mut out),
-        Some(Command::Ids(args)) => ids::run(args, &mut out),
-        Some(Command::Inspect(args)) => inspect::run(args, &mut out),
-        Some(Command::Orders(args)) => orders::run(args, &mut out),
+        None => stream::run(&cli.stream, &mut out).map(|()| true),
+        Some(Command::Bench(args)) => bench::run(args, &mut out).map(|()| true),
+        Some(Command::Ids(args)) => ids::run(args, &mut out).map(|()| true),
+        Some(Command::Index(args)) => index::run(args, &mut out),
+        Some(Command::Prepare(args)) => prepare::run(args, &mut out).map(|()| true),
+        Some(Command::Inspect(args)) => inspect::run(args, &mut out).map(|()| true),
+        Some(Command::Orders(args)) => orders::run(args, &mut out).map(|()| true),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
         Err(failure) => {
             out.discard();
             ExitCode::from(failure.report("loader"))

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ceteris_samplers::orders::file::FileOrder;
+use ceteris_samplers::orders::megatron_dataset::MegatronDataset;
 use ceteris_samplers::orders::{self, OptionHelp};
 use ceteris_samplers::spec::OrderInput;
 use ceteris_samplers::{Geometry, Order, OrderSpec};
@@ -287,12 +288,17 @@ impl GeometryArgs {
 }
 
 impl OrderChoice {
-    /// Builds the order over a dataset of `num_samples` rows.
+    /// Builds the order over a dataset of `num_samples` rows, or over a Megatron dataset of that many ids.
     ///
     /// # Errors
     /// A failure when dataset and spec do not fit.
-    pub fn build(&self, num_samples: u64) -> Result<Arc<dyn Order>, Failure> {
+    pub fn build(
+        &self,
+        num_samples: u64,
+        megatron: Option<Arc<MegatronDataset>>,
+    ) -> Result<Arc<dyn Order>, Failure> {
         let mut input = OrderInput::new(num_samples, self.geometry);
+        input.megatron = megatron;
         let mut spec = self.spec.clone();
         if let Some(file) = self.spec.downcast::<FileOrder>() {
             let (list, digest) = order_file::read(file, num_samples)?;

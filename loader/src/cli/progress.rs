@@ -37,6 +37,21 @@ impl Progress {
         Self::with_template(what, samples, quiet, template)
     }
 
+    /// A bar for `datasets` datasets.
+    pub fn datasets(what: &'static str, datasets: u64, quiet: bool) -> Self {
+        Self::with_template(
+            what,
+            datasets,
+            quiet,
+            "{msg} {wide_bar} {human_pos} of {human_len} datasets  {eta} left",
+        )
+    }
+
+    /// A bar for a stage of work counted in whatever it goes through, of a size that becomes known on the way.
+    pub fn of(what: &'static str, quiet: bool) -> Self {
+        Self::with_template(what, 0, quiet, "{msg} {wide_bar} {percent:>3}%  {eta} left")
+    }
+
     /// Work of which no one can say how much is done.
     pub fn spinner(what: &'static str, quiet: bool) -> Self {
         Self::with_template(what, 0, quiet, "{spinner} {msg} {elapsed}")

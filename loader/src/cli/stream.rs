@@ -81,13 +81,14 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         mut sheet,
         fingerprint,
         seq_length,
-    } = data.open(output.quiet)?;
+        megatron,
+    } = data.open(&choice.spec, output.quiet)?;
     let seq_length = seq_length.ok_or_else(|| {
         Failure::new("rows differ in length, and the length of a sample is not given")
             .fix("give --seq-length T, and with --on-ragged what to do with other rows")
     })?;
     let building = Progress::spinner("building the order", output.quiet);
-    let order = choice.build(source.num_samples())?;
+    let order = choice.build(source.num_samples(), megatron)?;
     let base = LoaderOptions {
         workers,
         prefetch,

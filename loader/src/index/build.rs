@@ -1,7 +1,9 @@
 //! Builds the datasets of one split, blend included.
 //!
 //! Each dataset's indices are independent of the others', so they are built side by side; the result does not depend on
-//! how many threads there are. Memory: the indices, and the lengths of the datasets being built (4 bytes a sequence).
+//! how many threads there are. With a cache ([`Store`]) what is there is mapped instead of built, and what is built is
+//! written and then mapped. Memory: the indices (none of them once they are cached), and the lengths of the datasets
+//! being built (4 bytes a sequence).
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,9 @@ use ceteris_samplers::orders::megatron_index::{GptIndex, GptIndexError};
 use ceteris_samplers::orders::split::Split;
 use rayon::prelude::*;
 
+use super::import::{ImportError, MegatronCaches};
 use super::plan::{MegatronConfig, PlanError};
+use super::store::{Outcome, Store, StoreError, Stored};
 use crate::source::SourceError;
 use crate::source::megatron::{Check, IndexedDataset};
 
@@ -29,6 +33,12 @@ pub enum BuildError {
     /// The data.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The cache.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Megatron's cache.
+    #[error(transparent)]
+    Import(#[from] ImportError),
     /// The indices of one dataset.
     #[error("{}, {split} split: {error}", prefix.display())]
     Index {
@@ -54,6 +64,10 @@ pub struct BuiltPart {
     pub num_samples: Option<u64>,
     /// Its indices.
     pub index: Arc<GptIndex>,
+    /// How they were come by.
+    pub outcome: Outcome,
+    /// Hash over their values, where they are cached ([`super::store::index_hash`]).
+    pub index_hash: Option<String>,
 }
 
 /// A built split.
@@ -67,13 +81,43 @@ pub struct BuiltSplit {
     pub shares: Option<Shares>,
     /// What a run consumes.
     pub dataset: Arc<MegatronDataset>,
+    /// How the blend was come by, where there is one.
+    pub blend_outcome: Option<Outcome>,
+}
+
+/// Where indices come from and what else a build is told.
+#[derive(Clone, Copy)]
+pub struct BuildOptions<'a> {
+    /// Our cache: used where it fits, filled where it does not.
+    pub store: Option<&'a Store>,
+    /// A cache of Megatron's to take the indices from instead, as they are ([`super::import`]).
+    pub import: Option<&'a MegatronCaches>,
+    /// Refuse token ids from here on.
+    pub vocab_size: Option<u32>,
+    /// Told of every dataset that is ready.
+    pub done: &'a (dyn Fn() + Sync),
+}
+
+impl Default for BuildOptions<'_> {
+    fn default() -> Self {
+        BuildOptions {
+            store: None,
+            import: None,
+            vocab_size: None,
+            done: &|| (),
+        }
+    }
 }
 
 /// Builds `split`, or returns `None` where it has no data.
 ///
 /// # Errors
 /// [`BuildError`], naming dataset and split.
-pub fn build_split(config: &MegatronConfig, split: Split) -> Result<Option<BuiltSplit>, BuildError> {
+pub fn build_split(
+    config: &MegatronConfig,
+    split: Split,
+    options: &BuildOptions<'_>,
+) -> Result<Option<BuiltSplit>, BuildError> {
     let Some(plan) = config.plan(split)? else {
         return Ok(None);
     };
@@ -83,41 +127,78 @@ pub fn build_split(config: &MegatronConfig, split: Split) -> Result<Option<Built
         .par_iter()
         .zip(&plan.asked)
         .map(|(prefix, &num_samples)| {
-            let data = Arc::new(IndexedDataset::open(Path::new(prefix), Check::Full)?);
+            let mut data = IndexedDataset::open(Path::new(prefix), Check::Quick)?;
+            if let Some(vocab_size) = options.vocab_size {
+                data = data.with_vocab_size(vocab_size);
+            }
+            let data = Arc::new(data);
             let sequences = plan.sequences(data.index().num_sequences());
-            let lengths = data.index().lengths()?;
-            let index = GptIndex::build(
-                &lengths,
-                sequences.clone(),
-                &config.index_spec(split, num_samples),
-            )
-            .map_err(|error| BuildError::Index {
-                prefix: data.prefix().to_owned(),
-                split,
-                error,
-            })?;
+            let spec = config.index_spec(split, num_samples);
+            let build = || -> Result<GptIndex, BuildError> {
+                data.validate()?;
+                GptIndex::build(&data.index().lengths()?, sequences.clone(), &spec).map_err(|error| {
+                    BuildError::Index {
+                        prefix: data.prefix().to_owned(),
+                        split,
+                        error,
+                    }
+                })
+            };
+            let stored = match (options.import, options.store) {
+                (Some(caches), _) => {
+                    let fresh = build()?;
+                    let lengths = data.index().lengths()?;
+                    let index = caches.gpt(config, split, prefix, num_samples, &fresh, &lengths)?;
+                    Stored {
+                        index: Arc::new(index),
+                        outcome: Outcome::Imported,
+                        index_hash: None,
+                    }
+                }
+                (None, Some(store)) => store.gpt(&data, sequences.clone(), &spec, build)?,
+                (None, None) => Stored {
+                    index: Arc::new(build()?),
+                    outcome: Outcome::Built,
+                    index_hash: None,
+                },
+            };
+            let Stored {
+                index,
+                outcome,
+                index_hash,
+            } = stored;
+            (options.done)();
             Ok(BuiltPart {
                 prefix: prefix.clone(),
                 data,
                 sequences,
                 num_samples,
-                index: Arc::new(index),
+                index,
+                outcome,
+                index_hash,
             })
         })
         .collect::<Result<Vec<_>, BuildError>>()?;
     let lengths: Vec<u64> = parts.iter().map(|part| part.index.len()).collect();
     let shares = plan.shares(&lengths)?;
-    let indices: Vec<Arc<GptIndex>> = parts.iter().map(|part| Arc::clone(&part.index)).collect();
-    let dataset = match &shares {
-        None => MegatronDataset::single(Arc::clone(&parts[0].index)),
+    let fail = |error| BuildError::Index {
+        prefix: parts[0].data.prefix().to_owned(),
+        split,
+        error,
+    };
+    let (dataset, blend_outcome) = match &shares {
+        None => (MegatronDataset::single(Arc::clone(&parts[0].index)), None),
         Some(shares) => {
-            let blend = shares.build()?;
+            let (blend, outcome) = match options.store {
+                Some(store) => store.blend::<BuildError>(shares)?,
+                None => (shares.build()?, Outcome::Built),
+            };
             blend.check(split, &lengths, config.mid_level_dataset_surplus)?;
-            MegatronDataset::blended(indices, Arc::new(blend)).map_err(|error| BuildError::Index {
-                prefix: parts[0].data.prefix().to_owned(),
-                split,
-                error,
-            })?
+            let indices = parts.iter().map(|part| Arc::clone(&part.index)).collect();
+            (
+                MegatronDataset::blended(indices, Arc::new(blend)).map_err(fail)?,
+                Some(outcome),
+            )
         }
     };
     Ok(Some(BuiltSplit {
@@ -125,5 +206,6 @@ pub fn build_split(config: &MegatronConfig, split: Split) -> Result<Option<Built
         parts,
         shares,
         dataset: Arc::new(dataset),
+        blend_outcome,
     }))
 }

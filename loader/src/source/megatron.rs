@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use ceteris_samplers::SampleId;
 
@@ -48,7 +49,7 @@ pub struct IndexedDataset {
     prefix: PathBuf,
     index: IndexFile,
     bin: MappedFile,
-    totals: Option<Totals>,
+    totals: OnceLock<Totals>,
     /// Largest token id allowed.
     max_token: u32,
 }
@@ -81,33 +82,52 @@ impl IndexedDataset {
         let index = IndexFile::open(&idx)?;
         let file = File::open(&bin).map_err(|e| SourceError::io(&bin, "open", e))?;
         let bin = MappedFile::new(&bin, &file)?;
-        let totals = match check {
-            Check::Full => Some(index.validate(bin.len())?),
-            Check::Quick => {
-                if let Some(last) = index.num_sequences().checked_sub(1) {
-                    let end = end_of(&index, index.sequence(last)?);
-                    if end.is_none_or(|end| end > bin.len()) {
-                        return Err(SourceError::corrupt(
-                            bin.path(),
-                            format!(
-                                "{} bytes long, but the last sequence of {} lies behind that; the file is cut off or \
-                                 belongs to another index",
-                                bin.len(),
-                                idx.display()
-                            ),
-                        ));
-                    }
-                }
-                None
-            }
-        };
-        Ok(IndexedDataset {
+        let dataset = IndexedDataset {
             prefix,
             index,
             bin,
-            totals,
+            totals: OnceLock::new(),
             max_token: i32::MAX as u32,
-        })
+        };
+        match check {
+            Check::Full => {
+                dataset.validate()?;
+            }
+            Check::Quick => dataset.check_end()?,
+        }
+        Ok(dataset)
+    }
+
+    /// Reads every entry of the index once and checks it against the `.bin` file; later calls cost nothing.
+    ///
+    /// # Errors
+    /// [`SourceError::Corrupt`] naming the first entry that is wrong.
+    pub fn validate(&self) -> Result<Totals, SourceError> {
+        if let Some(totals) = self.totals.get() {
+            return Ok(*totals);
+        }
+        let totals = self.index.validate(self.bin.len())?;
+        Ok(*self.totals.get_or_init(|| totals))
+    }
+
+    /// Checks that the last sequence ends within the `.bin` file.
+    fn check_end(&self) -> Result<(), SourceError> {
+        let Some(last) = self.index.num_sequences().checked_sub(1) else {
+            return Ok(());
+        };
+        let end = end_of(&self.index, self.index.sequence(last)?);
+        if end.is_none_or(|end| end > self.bin.len()) {
+            return Err(SourceError::corrupt(
+                self.bin.path(),
+                format!(
+                    "{} bytes long, but the last sequence of {} lies behind that; the file is cut off or belongs to \
+                     another index",
+                    self.bin.len(),
+                    self.index.path().display()
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// Refuses token ids from `vocab_size` on when they are read.
@@ -132,9 +152,9 @@ impl IndexedDataset {
         &self.bin
     }
 
-    /// What the files add up to; known after [`Check::Full`].
+    /// What the files add up to; known once every entry was checked.
     pub fn totals(&self) -> Option<Totals> {
-        self.totals
+        self.totals.get().copied()
     }
 
     /// Bytes of the `.bin` file.

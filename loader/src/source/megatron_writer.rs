@@ -15,6 +15,7 @@ use tempfile::NamedTempFile;
 use super::SourceError;
 use super::megatron::{Check, IndexedDataset, bin_path, idx_path};
 use super::megatron_idx::{MAGIC, TokenType, VERSION};
+use crate::atomic::{self, folder_of};
 
 /// Why a dataset cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -110,19 +111,7 @@ pub struct IndexedWriter {
 
 /// A temporary file beside `target`.
 fn temporary(target: &Path) -> Result<NamedTempFile, WriteError> {
-    let folder = folder_of(target);
-    tempfile::Builder::new()
-        .prefix(".ceteris-")
-        .suffix(".part")
-        .tempfile_in(folder)
-        .map_err(WriteError::io(folder, "create a file in it"))
-}
-
-fn folder_of(target: &Path) -> &Path {
-    match target.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
+    atomic::begin(target).map_err(WriteError::io(folder_of(target), "create a file in it"))
 }
 
 impl IndexedWriter {
@@ -336,24 +325,16 @@ impl IndexedWriter {
             .bin
             .into_inner()
             .map_err(|e| WriteError::io(&bin, "write the tokens")(e.into_error()))?;
-        for (file, path) in [(&index, &idx), (&data, &bin)] {
+        for (file, path) in [(&data, &bin), (&index, &idx)] {
             file.as_file().sync_all().map_err(WriteError::io(path, "sync"))?;
-            set_default_permissions(file, path)?;
         }
         // An older index must not be seen beside the new tokens.
         match fs::remove_file(&idx) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(WriteError::io(&idx, "replace")(e)),
             _ => {}
         }
-        data.persist(&bin)
-            .map_err(|e| WriteError::io(&bin, "rename into place")(e.error))?;
-        index
-            .persist(&idx)
-            .map_err(|e| WriteError::io(&idx, "rename into place")(e.error))?;
-        let folder = folder_of(&bin);
-        File::open(folder)
-            .and_then(|f| f.sync_all())
-            .map_err(WriteError::io(folder, "sync"))?;
+        atomic::commit(data, &bin).map_err(WriteError::io(&bin, "finish"))?;
+        atomic::commit(index, &idx).map_err(WriteError::io(&idx, "finish"))?;
         Ok(written)
     }
 
@@ -366,14 +347,6 @@ impl IndexedWriter {
             self.modes.as_deref(),
         )
     }
-}
-
-/// Temporary files are private to their owner; datasets are not.
-fn set_default_permissions(file: &NamedTempFile, path: &Path) -> Result<(), WriteError> {
-    use std::os::unix::fs::PermissionsExt;
-    file.as_file()
-        .set_permissions(fs::Permissions::from_mode(0o644))
-        .map_err(WriteError::io(path, "set the permissions of"))
 }
 
 /// Writes the bytes of an `.idx` file. Pointers are the running sum of the lengths.

@@ -10,9 +10,11 @@ pub mod hf_iterable;
 pub mod hf_trainer;
 pub mod index_array;
 pub mod interleave;
+pub mod megatron;
 pub mod megatron_dataset;
 pub mod megatron_epochs;
 pub mod megatron_index;
+pub mod megatron_random;
 pub mod megatron_sampler;
 pub mod sequential;
 pub mod shuffle;
@@ -29,6 +31,8 @@ pub static REGISTRY: &[&OrderEntry] = &[
     &hf_trainer::ENTRY,
     &torch_distributed::ENTRY,
     &torch_random::ENTRY,
+    &megatron::ENTRY,
+    &megatron_random::ENTRY,
     &sequential::ENTRY,
     &shuffle::ENTRY,
     &interleave::ENTRY,

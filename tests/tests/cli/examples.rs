@@ -42,7 +42,8 @@ fn every_subcommand_has_help_with_an_example_that_runs() {
         "{names:?}"
     );
     for name in names {
-        let help = loader([name, "--help"]).ok();
+        // A backslash at the end of a line carries an example on to the next one.
+        let help = loader([name, "--help"]).ok().replace("\\\n", " ");
         let example = help
             .lines()
             .find_map(|line| line.trim().strip_prefix("loader "))

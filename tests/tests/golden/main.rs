@@ -3,6 +3,7 @@
 mod accelerate;
 mod case;
 mod fla_order;
+mod fla_prepare;
 mod hf_dirs;
 mod hf_iterable;
 mod hf_order;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ceteris_loader::collate::{Collated, Collator, MegatronCollator, TokenBlock};
-use ceteris_loader::index::build::{BuiltPart, BuiltSplit, build_split};
+use ceteris_loader::index::build::{BuildOptions, BuiltPart, BuiltSplit, build_split};
 use ceteris_loader::index::description::{RunDescription, blended, md5_hex};
 use ceteris_loader::index::plan::{BlendSpec, DataSpec, MegatronConfig};
 use ceteris_loader::index::python_json::PyJson;
@@ -539,7 +539,7 @@ fn builders() {
         if let Some(error) = case["error"].as_str() {
             let built: Result<Vec<_>, _> = Split::ALL
                 .into_iter()
-                .map(|split| build_split(&config, split))
+                .map(|split| build_split(&config, split, &BuildOptions::default()))
                 .collect();
             return match built {
                 Ok(_) => Err(format!("the original fails ({error}), here it builds")),
@@ -548,7 +548,7 @@ fn builders() {
         }
         for split in Split::ALL {
             let recorded = &case["datasets"][split.name()];
-            match build_split(&config, split).map_err(say)? {
+            match build_split(&config, split, &BuildOptions::default()).map_err(say)? {
                 None => same(split.name(), recorded.is_null(), true)?,
                 Some(built) => {
                     check_split(recorded, &built, &config, &prefixes, &known)

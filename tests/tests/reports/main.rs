@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 
 mod ingestion;
+mod megatron;
 mod mixing;
 mod orders;
 mod resume;
