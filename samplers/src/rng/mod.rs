@@ -8,6 +8,8 @@ pub mod mt19937;
 pub mod numpy;
 mod swaps;
 pub mod torch;
+pub mod torch_fill;
+pub mod torch_math;
 
 /// Why a generator refuses a request. The real package raises on each of these too, unless stated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

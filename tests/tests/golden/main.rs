@@ -10,6 +10,7 @@ mod hf_order;
 mod megatron_arithmetic;
 mod megatron_data;
 mod numpy_rng;
+mod torch_init;
 mod torch_rng;
 mod torch_samplers;
 mod trainer_runs;
