@@ -24,7 +24,7 @@ pub struct Precision {
     pub operators: f64,
     /// Bound for the scalars and norms of models, see [`models`].
     pub models: f64,
-    /// Bound for single values of a model's tensors.
+    /// Bound for single values of a model's tensors, and for gradient norms after several updates.
     pub values: f64,
     float: Float,
 }

@@ -23,6 +23,7 @@ use ceteris_kernels::ops::{
 use ceteris_kernels::plan::{
     BufferId, Columns, Geometry, Parameter, Plan, PlanBuilder, PlanError, Role, Section,
 };
+use ceteris_kernels::recompute::{Recompute, recompute};
 
 use super::config::{GateActivation, ModelConfig};
 
@@ -53,6 +54,8 @@ pub struct PlanOptions<'a> {
     pub branch_gradient_copies: bool,
     /// Keeps the residual stream after every block and the final norm of `Forward` readable.
     pub keep_hidden_states: bool,
+    /// What the backward pass computes again instead of keeping it.
+    pub recompute: Recompute,
     /// `Evaluate` also writes the logits of all rows, readable: for scoring and tests of small models.
     pub evaluate_logits: bool,
 }
@@ -66,6 +69,7 @@ impl PlanOptions<'_> {
             logits_chunk_rows: None,
             branch_gradient_copies: false,
             keep_hidden_states: false,
+            recompute: Recompute::None,
             evaluate_logits: false,
         }
     }
@@ -246,7 +250,7 @@ pub fn emit(config: &ModelConfig, options: &PlanOptions) -> Result<LanguageModel
         ..
     } = e;
     Ok(LanguageModel {
-        plan: b.finish()?,
+        plan: recompute(b.finish()?, options.recompute)?,
         tokens,
         labels,
         documents,
@@ -473,12 +477,18 @@ impl<'a> Emitter<'a> {
         let mut branch = None;
         let mut saved = Vec::new();
         for i in 0..self.blocks.len() {
+            if section == Section::Forward {
+                self.b.start_block();
+            }
             let (block, next) = self.block(section, prefix, i, x, branch);
             if i > 0 {
                 hidden_states.push((format!("layers.{}", i - 1), block.attn_input));
             }
             (x, branch) = (block.mlp_input, Some(next));
             saved.push(block);
+        }
+        if section == Section::Forward {
+            self.b.end_blocks();
         }
         let name = format!("{prefix}norm");
         let (input, normed, rstd) = self.add_norm(section, x, branch, self.norm.value, &name);
