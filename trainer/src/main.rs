@@ -1,3 +1,7 @@
 //! `trainer`: trains, resumes and inspects runs.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ceteris_trainer::cli::run(std::env::args_os())
+}

@@ -11,3 +11,4 @@ mod runtime;
 #[path = "../pipeline/toy.rs"]
 #[allow(dead_code, reason = "each test binary uses a part of it")]
 mod toy;
+mod training;

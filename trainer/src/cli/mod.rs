@@ -1,0 +1,84 @@
+//! The command line. Exit codes: 0 done, 1 not as it should be (a run stopped before its end, a failed self-test),
+//! 2 error.
+
+mod config;
+mod groups;
+mod init;
+mod pairs;
+mod selftest;
+mod settings;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Trains gated delta networks so that data order, data seed, weight seed and model move one at a time.
+#[derive(Debug, Parser)]
+#[command(name = "trainer", version, about, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Trains, or goes on from the newest checkpoint of the run's folder.
+    Train(train::Args),
+    /// Shows settings.
+    Config(config::Args),
+    /// Lists every tensor with its weight decay, under each preset or the settings'.
+    Groups(groups::Args),
+    /// Makes initial weights: prints their hashes, or writes them as safetensors.
+    Init(init::Args),
+    /// Prints which target each input token of a step is trained on.
+    Pairs(pairs::Args),
+    /// Proves on this machine that a run's bits depend on its settings alone.
+    Selftest(selftest::Args),
+}
+
+/// Runs the command line, `args` with the program's name first, and reports what went wrong.
+pub fn run(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to stdout with code 0, everything else to stderr with code 2.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let result = match cli.command {
+        Command::Train(args) => train::run(&args),
+        Command::Config(args) => config::run(&args),
+        Command::Groups(args) => groups::run(&args),
+        Command::Init(args) => init::run(&args),
+        Command::Pairs(args) => pairs::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("trainer: error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whoever read our output has seen enough.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Writes to standard output; a closed pipe is an error of its own.
+fn print(text: &str) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

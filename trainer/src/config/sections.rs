@@ -1,0 +1,448 @@
+//! The sections of a run that belong to no other module.
+
+use std::path::PathBuf;
+
+use ceteris_loader::source::OnRagged;
+use ceteris_samplers::Geometry;
+use serde::{Deserialize, Serialize};
+
+use super::SettingError;
+
+fn refuse<T>(key: &str, problem: impl Into<String>) -> Result<T, SettingError> {
+    Err(SettingError::new(key, problem))
+}
+
+/// The two seeds of a run. Neither reaches what the other decides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SeedsConfig {
+    /// Decides the order of the data, where the order has a seed.
+    pub data: i64,
+    /// Decides the initial weights.
+    pub init: u64,
+}
+
+impl Default for SeedsConfig {
+    fn default() -> Self {
+        SeedsConfig { data: 42, init: 42 }
+    }
+}
+
+/// Where documents start inside a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DocumentMarker {
+    /// A row is one document.
+    #[default]
+    None,
+    /// At each `bos_token_id` of the model.
+    Bos,
+    /// Behind each `eos_token_id` of the model.
+    Eos,
+}
+
+/// Who makes the labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Collate {
+    /// Labels are the inputs, padding is ignored, the model shifts.
+    #[default]
+    Hf,
+    /// Labels are shifted in the data: the FLA-order shim.
+    Shim,
+}
+
+/// What is read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// `save_to_disk` folder, Hugging Face cache folder, `.arrow` or parquet files with one row a sample.
+    pub cache_dir: PathBuf,
+    /// Split of a folder with several.
+    pub split: Option<String>,
+    /// Token column.
+    pub column: String,
+    /// Indices table to apply.
+    pub indices: Option<PathBuf>,
+    /// Tokens of a row.
+    pub seq_length: usize,
+    /// Rows of another length: `error`, `drop`, `pad`.
+    pub on_ragged: OnRagged,
+    /// Cut longer rows.
+    pub truncate: bool,
+    /// Token that fills short rows and that no loss is taken for.
+    pub pad_token_id: Option<u32>,
+    /// Who makes the labels: `hf` or `shim`.
+    pub collator: Collate,
+    /// Isolate documents inside rows: `none`, `bos`, `eos`.
+    pub documents: DocumentMarker,
+    /// Room for documents in a row, where they are isolated.
+    pub max_documents_per_row: usize,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        DataConfig {
+            cache_dir: PathBuf::new(),
+            split: None,
+            column: "input_ids".into(),
+            indices: None,
+            seq_length: 2048,
+            on_ragged: OnRagged::Error,
+            truncate: false,
+            pad_token_id: None,
+            collator: Collate::Hf,
+            documents: DocumentMarker::None,
+            max_documents_per_row: 64,
+        }
+    }
+}
+
+impl DataConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if self.cache_dir.as_os_str().is_empty() {
+            return refuse(
+                "data.cache_dir",
+                "is not given; name the folder of the tokenized dataset",
+            );
+        }
+        if self.seq_length < 2 {
+            return refuse(
+                "data.seq_length",
+                format!("{}; allowed: 2 or more", self.seq_length),
+            );
+        }
+        if self.on_ragged == OnRagged::Pad && self.pad_token_id.is_none() {
+            return refuse(
+                "data.pad_token_id",
+                "on_ragged: pad needs the token that fills short rows",
+            );
+        }
+        if self.max_documents_per_row == 0 {
+            return refuse("data.max_documents_per_row", "allowed: 1 or more");
+        }
+        if self.collator == Collate::Shim && self.pad_token_id.is_none() {
+            return refuse(
+                "data.pad_token_id",
+                "collator: shim needs the token its last label is set to",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// How a global batch is split.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BatchConfig {
+    /// Data-parallel ranks; one device plays all of them in turn.
+    pub world_size: u64,
+    /// Rows of one forward pass on one rank.
+    pub micro_batch_size: u64,
+    /// Micro-steps of an optimizer step; from `global_batch_size` when absent.
+    pub gradient_accumulation_steps: Option<u64>,
+    /// Rows of an optimizer step; the product of the other three when absent.
+    pub global_batch_size: Option<u64>,
+    /// Rows the device computes at once, whatever the ranks; `micro_batch_size` when absent. Changes memory and speed, no
+    /// result.
+    pub device_micro_batch_size: Option<u64>,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        BatchConfig {
+            world_size: 1,
+            micro_batch_size: 1,
+            gradient_accumulation_steps: None,
+            global_batch_size: None,
+            device_micro_batch_size: None,
+        }
+    }
+}
+
+impl BatchConfig {
+    pub(super) fn geometry(&self) -> Result<Geometry, SettingError> {
+        const MOST: u64 = 1 << 20;
+        for (key, value) in [
+            ("batch.world_size", Some(self.world_size)),
+            ("batch.micro_batch_size", Some(self.micro_batch_size)),
+            (
+                "batch.gradient_accumulation_steps",
+                self.gradient_accumulation_steps,
+            ),
+            ("batch.global_batch_size", self.global_batch_size),
+            ("batch.device_micro_batch_size", self.device_micro_batch_size),
+        ] {
+            if let Some(value) = value
+                && !(1..=MOST).contains(&value)
+            {
+                return refuse(key, format!("{value}; allowed: 1 to {MOST}"));
+            }
+        }
+        let micro = self.world_size * self.micro_batch_size;
+        let accumulation = match (self.gradient_accumulation_steps, self.global_batch_size) {
+            (None, None) => 1,
+            (Some(a), None) => a,
+            (None, Some(global)) if global.is_multiple_of(micro) => global / micro,
+            (Some(a), Some(global)) if micro * a == global => a,
+            (None, Some(global)) => {
+                return refuse(
+                    "batch.global_batch_size",
+                    format!("{global} is not a multiple of world_size x micro_batch_size = {micro}"),
+                );
+            }
+            (Some(a), Some(global)) => {
+                return refuse(
+                    "batch.global_batch_size",
+                    format!(
+                        "{global} is not world_size x micro_batch_size x gradient_accumulation_steps = {}; leave one of \
+                         them out",
+                        micro * a
+                    ),
+                );
+            }
+        };
+        Ok(Geometry {
+            world_size: self.world_size,
+            micro_batch_size: self.micro_batch_size,
+            gradient_accumulation_steps: accumulation,
+        })
+    }
+}
+
+/// Arithmetic of the CPU backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Single precision.
+    #[default]
+    F32,
+    /// Double precision, for checks.
+    F64,
+}
+
+/// Length and arithmetic of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Optimizer steps; from `epochs` when absent.
+    pub steps: Option<u64>,
+    /// Passes over the data; the run ends there even when `steps` is larger.
+    pub epochs: Option<u64>,
+    /// `cpu`, or `auto`: the best device there is.
+    pub device: String,
+    /// Arithmetic on the CPU: `f32` or `f64`.
+    pub precision: Precision,
+    /// Threads that compute, all cores when absent; changes no result.
+    pub threads: Option<usize>,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            steps: None,
+            epochs: None,
+            device: "auto".into(),
+            precision: Precision::F32,
+            threads: None,
+        }
+    }
+}
+
+impl TrainConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if !matches!(self.device.as_str(), "auto" | "cpu") {
+            return refuse("train.device", format!("'{}'; allowed: auto, cpu", self.device));
+        }
+        if self.steps.is_none() && self.epochs.is_none() {
+            return refuse("train.steps", "is not given; give train.steps or train.epochs");
+        }
+        if self.steps == Some(0) || self.epochs == Some(0) {
+            return refuse("train.steps", "a run of 0 steps does nothing; allowed: 1 or more");
+        }
+        if self.threads == Some(0) || self.threads.is_some_and(|n| n > 4096) {
+            return refuse("train.threads", "allowed: 1 to 4096, or null for all cores");
+        }
+        Ok(())
+    }
+}
+
+/// The loss: mean over the counted tokens of the global batch.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossConfig {
+    /// Parts the rows of a micro-batch are cut into for the head and the cross entropy; more parts need less memory.
+    /// As many as keep a part at about 4 million logits when absent.
+    pub chunks: Option<usize>,
+    /// Whether the model shifts the labels by one token; what the collator leaves to do when absent. A collator and a
+    /// model that would both shift, or neither, are refused.
+    pub shift_in_model: Option<bool>,
+}
+
+impl LossConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if let Some(chunks) = self.chunks
+            && !(1..=1 << 16).contains(&chunks)
+        {
+            return refuse("loss.chunks", format!("{chunks}; allowed: 1 to 65536"));
+        }
+        Ok(())
+    }
+}
+
+/// Evaluation on held-out rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalConfig {
+    /// Folder of the held-out rows; absent: no evaluation.
+    pub cache_dir: Option<PathBuf>,
+    /// Split of that folder.
+    pub split: Option<String>,
+    /// Evaluate after each so many steps, and at the end.
+    pub every: u64,
+    /// Rows at most, from the first one; all when absent.
+    pub samples: Option<u64>,
+}
+
+impl Default for EvalConfig {
+    fn default() -> Self {
+        EvalConfig {
+            cache_dir: None,
+            split: None,
+            every: 100,
+            samples: None,
+        }
+    }
+}
+
+impl EvalConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if self.every == 0 || self.samples == Some(0) {
+            return refuse(
+                "eval.every",
+                "0 is no interval; allowed: 1 or more (no eval.cache_dir: no evaluation)",
+            );
+        }
+        if self.cache_dir.is_none() && self.split.is_some() {
+            return refuse("eval.split", "names a split of nothing; give eval.cache_dir too");
+        }
+        Ok(())
+    }
+}
+
+/// Checkpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Save after each so many steps; absent: only at the end and on SIGTERM.
+    pub every: Option<u64>,
+    /// Checkpoints kept, the newest ones.
+    pub keep_last: usize,
+    /// `auto`: go on from the newest valid checkpoint of the run's folder if there is one; `never`: start anew, which
+    /// refuses a folder that holds a run; `must`: refuse to start without one.
+    pub resume: Resume,
+    /// Save at the end of the run.
+    pub at_end: bool,
+    /// Go on with another global batch than the checkpoint's: what repeats and what is left out is reported. Another
+    /// layout of the same global batch needs no permission.
+    pub allow_global_batch_change: bool,
+}
+
+/// What to do with checkpoints found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resume {
+    /// Go on if there is one.
+    #[default]
+    Auto,
+    /// Start anew.
+    Never,
+    /// Refuse to start without one.
+    Must,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        CheckpointConfig {
+            every: None,
+            keep_last: 2,
+            resume: Resume::Auto,
+            at_end: true,
+            allow_global_batch_change: false,
+        }
+    }
+}
+
+impl CheckpointConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if self.every == Some(0) {
+            return refuse(
+                "checkpoint.every",
+                "0 is no interval; allowed: 1 or more, or null",
+            );
+        }
+        if self.keep_last == 0 {
+            return refuse("checkpoint.keep_last", "allowed: 1 or more");
+        }
+        Ok(())
+    }
+}
+
+/// Logs of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// Print a line each so many steps when there is no progress bar.
+    pub every: u64,
+    /// Write TensorBoard event files.
+    pub tensorboard: bool,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig {
+            every: 10,
+            tensorboard: true,
+        }
+    }
+}
+
+impl LogConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if self.every == 0 {
+            return refuse("log.every", "allowed: 1 or more");
+        }
+        Ok(())
+    }
+}
+
+/// Threads that read ahead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoaderConfig {
+    /// Threads; 0 reads in the training thread.
+    pub workers: usize,
+    /// Batches ahead.
+    pub prefetch: usize,
+}
+
+impl Default for LoaderConfig {
+    fn default() -> Self {
+        LoaderConfig {
+            workers: ceteris_loader::pipeline::DEFAULT_WORKERS,
+            prefetch: ceteris_loader::pipeline::DEFAULT_PREFETCH,
+        }
+    }
+}
+
+impl LoaderConfig {
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if self.prefetch == 0 || self.prefetch > 1 << 16 || self.workers > 1 << 12 {
+            return refuse(
+                "loader.prefetch",
+                "allowed: workers 0 to 4096, prefetch 1 to 65536",
+            );
+        }
+        Ok(())
+    }
+}

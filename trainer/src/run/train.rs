@@ -1,0 +1,595 @@
+//! The loop of a run: steps, checkpoints, evaluation, logs; starting anew or going on from a checkpoint.
+//!
+//! Given the same settings, every loss, gradient norm and checkpoint has the same bits, for any number of threads and
+//! loader workers, and a run that was stopped and resumed any number of times equals one that was not.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ceteris_loader::fingerprint::{DEFINITION, Fingerprint};
+use ceteris_loader::pipeline::{LoaderError, StopSignal};
+use serde_json::Value;
+
+use super::engine::Engine;
+use super::evaluate::Evaluation;
+use super::manifest::{EffectiveSeed, MANIFEST_FORMAT, Machine, Manifest, combined_sha256};
+use super::metrics::{self, Line, MetricsFile, StepMetrics};
+use super::progress::Progress;
+use super::{RunError, io, selftest, write_atomic};
+use crate::checkpoint::{self, Found, Part, Snapshot, TrainerState, safetensors};
+use crate::config::{Precision, Resume, RunConfig};
+use crate::data::{DataError, GlobalBatches, TrainData};
+use crate::model::parameters::{NamedTensor, named_parameters};
+use crate::optim::decay_table;
+use crate::schedule::Schedule;
+use crate::tensorboard::EventWriter;
+
+/// What a caller may ask of a run beside its settings.
+#[derive(Clone, Debug, Default)]
+pub struct TrainOptions {
+    /// Ends the run after the step in progress, with a checkpoint.
+    pub stop: Option<StopSignal>,
+    /// Show nothing but errors.
+    pub quiet: bool,
+    /// Lines about the settings, shown before anything else.
+    pub notes: Vec<String>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Loss of the last step done by this process.
+    pub loss: Option<f64>,
+    /// Last evaluation.
+    pub eval_loss: Option<f64>,
+    /// The signal that stopped it, 0 for the program; `None` when it is done.
+    pub stopped: Option<i32>,
+    /// Newest checkpoint.
+    pub checkpoint: Option<PathBuf>,
+    /// Folder of the run.
+    pub folder: PathBuf,
+}
+
+/// Files of a run's folder.
+#[derive(Clone, Debug)]
+pub struct RunFolder(PathBuf);
+
+impl RunFolder {
+    /// The folder at `path`.
+    pub fn new(path: &Path) -> Self {
+        RunFolder(path.to_owned())
+    }
+
+    /// Steps and evaluations.
+    pub fn metrics(&self) -> PathBuf {
+        self.0.join("metrics.jsonl")
+    }
+
+    /// Checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// Hashes and seeds.
+    pub fn manifest(&self) -> PathBuf {
+        self.0.join("manifest.json")
+    }
+
+    /// Settings.
+    pub fn settings(&self) -> PathBuf {
+        self.0.join("config.resolved.yaml")
+    }
+}
+
+/// Runs a training.
+///
+/// # Errors
+/// [`RunError`]; what was saved before stays.
+pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, RunError> {
+    let mut run = Run::start(config, options)?;
+    let ended = run.steps();
+    run.progress.finish();
+    ended
+}
+
+struct Run<'a> {
+    config: &'a RunConfig,
+    options: &'a TrainOptions,
+    folder: RunFolder,
+    engine: Engine,
+    batches: GlobalBatches,
+    schedule: Schedule,
+    evaluation: Option<Evaluation>,
+    metrics: MetricsFile,
+    events: Option<EventWriter>,
+    progress: Progress,
+    steps: u64,
+    state: TrainerState,
+    last: Outcome,
+}
+
+impl<'a> Run<'a> {
+    fn start(config: &'a RunConfig, options: &'a TrainOptions) -> Result<Self, RunError> {
+        config.validate()?;
+        let say = |text: &str| {
+            if !options.quiet {
+                eprintln!("{text}");
+            }
+        };
+        options.notes.iter().for_each(|n| say(n));
+        let folder = RunFolder::new(&config.output_dir);
+        std::fs::create_dir_all(&folder.0).map_err(io(&folder.0, "create"))?;
+        let data = TrainData::open(config, &mut |n| say(n))?;
+        let steps = data.steps(config);
+        let schedule = config.learning_rates(steps)?;
+        for warning in data.order.spec().warnings() {
+            say(&warning);
+        }
+        let evaluation = Evaluation::open(config)?;
+        let found = find_checkpoint(config, &folder, &say)?;
+        let mut engine = Engine::build(config)?;
+        say(&format!(
+            "model: {} values in {} tensors; order: {}; {} samples; {} steps of {} rows x {} tokens",
+            engine.parameter_count(),
+            engine.tensors().len(),
+            data.order.spec(),
+            data.source.num_samples(),
+            steps,
+            data.geometry.global_batch_size(),
+            config.data.seq_length
+        ));
+        if data.order.spec().seeds().is_empty() {
+            say("no shuffle applied: the order has no seed");
+        }
+        let state = match &found {
+            Some(found) => {
+                check_resumable(config, found, &say)?;
+                load(&mut engine, config, found)?;
+                say(&format!(
+                    "goes on after step {} from {}",
+                    found.state.step,
+                    found.path.display()
+                ));
+                TrainerState {
+                    config: settings(config),
+                    ..found.state.clone()
+                }
+            }
+            None => {
+                config
+                    .init
+                    .run(&config.model, config.seeds.init, &mut |name, first, values| {
+                        engine
+                            .write_weights(name, first, values)
+                            .map_err(|e| e.to_string())
+                    })?;
+                let shas = engine.weights_sha256()?;
+                let manifest = manifest(
+                    config,
+                    &data,
+                    steps,
+                    &combined_sha256(&shas),
+                    engine.parameter_count(),
+                )?;
+                manifest.save(&folder.manifest())?;
+                TrainerState {
+                    format: checkpoint::FORMAT,
+                    ceteris_version: env!("CARGO_PKG_VERSION").into(),
+                    step: 0,
+                    tokens: 0,
+                    config: settings(config),
+                }
+            }
+        };
+        write_atomic(&folder.settings(), &config.to_yaml()?)?;
+        let tensors = engine.tensors();
+        let table = decay_table(
+            &config.optimizer,
+            tensors.iter().map(|(n, s)| (n.as_str(), s.as_slice())),
+        );
+        for line in table
+            .lines()
+            .filter(|l| l.starts_with("decayed:") || l.starts_with("not decayed:"))
+        {
+            say(&format!(
+                "weight decay {} ({}): {line}",
+                config.optimizer.weight_decay,
+                preset(config)
+            ));
+        }
+        write_atomic(&folder.0.join("weight_decay.txt"), &table)?;
+        let batches = data.batches(config, found.as_ref().map(|f| &f.loader), options.stop.clone())?;
+        let metrics =
+            MetricsFile::open(&folder.metrics(), state.step).map_err(io(&folder.metrics(), "open"))?;
+        let events = if config.log.tensorboard {
+            let path = folder.0.join("tensorboard");
+            let purge = (state.step > 0).then_some(state.step + 1);
+            Some(EventWriter::create(&path, purge).map_err(io(&path, "write to"))?)
+        } else {
+            None
+        };
+        let last = Outcome {
+            step: state.step,
+            steps,
+            loss: None,
+            eval_loss: None,
+            stopped: None,
+            checkpoint: found.map(|f| f.path),
+            folder: folder.0.clone(),
+        };
+        Ok(Run {
+            progress: Progress::new(steps, state.step, config.log.every, options.quiet),
+            config,
+            options,
+            folder,
+            engine,
+            batches,
+            schedule,
+            evaluation,
+            metrics,
+            events,
+            steps,
+            state,
+            last,
+        })
+    }
+
+    fn steps(&mut self) -> Result<Outcome, RunError> {
+        let mut saved = self.state.step;
+        while self.state.step < self.steps {
+            if let Some(signal) = self.stop_requested() {
+                self.last.stopped = Some(signal);
+                break;
+            }
+            match self.one_step() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(RunError::Data(DataError::Loader(LoaderError::Interrupted { signal, .. }))) => {
+                    self.last.stopped = Some(signal);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            let step = self.state.step;
+            if step.is_multiple_of(self.config.eval.every) || step == self.steps {
+                self.evaluate()?;
+            }
+            if self
+                .config
+                .checkpoint
+                .every
+                .is_some_and(|n| step.is_multiple_of(n))
+            {
+                self.save()?;
+                saved = step;
+            }
+        }
+        let done = self.last.stopped.is_none();
+        if saved != self.state.step && (!done || self.config.checkpoint.at_end) {
+            self.save()?;
+        }
+        if done {
+            self.close()?;
+        }
+        self.last.step = self.state.step;
+        Ok(self.last.clone())
+    }
+
+    fn stop_requested(&self) -> Option<i32> {
+        self.options.stop.as_ref().and_then(StopSignal::requested)
+    }
+
+    /// One optimizer step; false when the data ends before the run.
+    fn one_step(&mut self) -> Result<bool, RunError> {
+        let started = Instant::now();
+        let Some(batch) = self.batches.next_batch()? else {
+            return Ok(false);
+        };
+        let learning_rate = self.schedule.learning_rate(self.state.step);
+        let update = self.state.step + 1;
+        let result = self.engine.step(&batch, update, learning_rate)?;
+        self.state.step = update;
+        self.state.tokens += batch.tokens();
+        let seconds = started.elapsed().as_secs_f64();
+        let flops = self.engine.flops_per_micro_batch() as f64
+            * batch.micro_batches(self.engine.micro_batch_size()) as f64;
+        let line = StepMetrics {
+            step: update,
+            epoch: batch.epoch,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            lr: learning_rate,
+            tokens: self.state.tokens,
+            counted_tokens: batch.counted_tokens(),
+            tokens_per_s: batch.tokens() as f64 / seconds,
+            tflops_per_s: flops / seconds / 1e12,
+            step_s: seconds,
+            stall_ms: batch.wait.as_secs_f64() * 1e3,
+            batch_fingerprint: batch.fingerprint.fingerprint.to_string(),
+        };
+        self.last.loss = Some(line.loss);
+        self.progress.step(&line);
+        if let Some(events) = &mut self.events {
+            let values = [
+                ("train/loss", line.loss),
+                ("train/grad_norm", line.grad_norm),
+                ("train/lr", line.lr),
+                ("train/tokens", line.tokens as f64),
+                ("device/tokens_per_s", line.tokens_per_s),
+                ("device/tflops_per_s", line.tflops_per_s),
+                ("loader/stall_ms", line.stall_ms),
+            ];
+            let path = events.path().to_owned();
+            events.scalars(update, &values).map_err(io(&path, "write"))?;
+        }
+        let path = self.folder.metrics();
+        self.metrics
+            .append(&Line::Step(line))
+            .map_err(io(&path, "write"))?;
+        Ok(true)
+    }
+
+    fn evaluate(&mut self) -> Result<(), RunError> {
+        let Some(evaluation) = &self.evaluation else {
+            return Ok(());
+        };
+        let line = evaluation.run(&mut self.engine, self.state.step)?;
+        self.progress.say(&format!(
+            "step {}: eval_loss {:.4} over {} tokens",
+            line.step, line.eval_loss, line.eval_tokens
+        ));
+        self.last.eval_loss = Some(line.eval_loss);
+        if let Some(events) = &mut self.events {
+            let path = events.path().to_owned();
+            events
+                .scalars(line.step, &[("eval/loss", line.eval_loss)])
+                .map_err(io(&path, "write"))?;
+        }
+        let path = self.folder.metrics();
+        self.metrics.append(&Line::Eval(line)).map_err(io(&path, "write"))
+    }
+
+    fn save(&mut self) -> Result<(), RunError> {
+        // Lines up to a checkpoint must be there when it is resumed.
+        let path = self.folder.metrics();
+        self.metrics.sync().map_err(io(&path, "sync"))?;
+        let stored = stored(self.config);
+        let engine = &mut self.engine;
+        let tensors = engine.tensors();
+        let mut snapshot = Snapshot {
+            tensors: &tensors,
+            stored,
+            values: &mut |part, tensor, first, out: &mut [f64]| engine.read_part(part, tensor, first, out),
+            config_json: checkpoint::config_json(&self.config.model, stored),
+            state: &self.state,
+            loader: self.batches.state(),
+        };
+        let path = checkpoint::save(
+            &self.folder.checkpoints(),
+            self.config.checkpoint.keep_last,
+            &mut snapshot,
+        )?;
+        self.progress.say(&format!("saved {}", path.display()));
+        self.last.checkpoint = Some(path);
+        Ok(())
+    }
+
+    /// Notes the digest of the whole run.
+    fn close(&mut self) -> Result<(), RunError> {
+        let path = self.folder.metrics();
+        self.metrics.sync().map_err(io(&path, "sync"))?;
+        let digest = run_fingerprint(&path)?;
+        let mut manifest = Manifest::load(&self.folder.manifest())?;
+        manifest.run_fingerprint = Some(digest);
+        manifest.save(&self.folder.manifest())
+    }
+}
+
+/// Digest over the steps' fingerprints of a metrics file.
+///
+/// # Errors
+/// [`RunError`].
+pub fn run_fingerprint(path: &Path) -> Result<String, RunError> {
+    let lines = metrics::read(path).map_err(io(path, "read"))?;
+    let mut steps = Vec::new();
+    for line in &lines {
+        if let Line::Step(line) = line {
+            let digest: Fingerprint = line.batch_fingerprint.parse().map_err(|_| RunError::Folder {
+                path: path.to_owned(),
+                problem: format!(
+                    "step {}: '{}' is no fingerprint of definition {DEFINITION}",
+                    line.step, line.batch_fingerprint
+                ),
+            })?;
+            steps.push(digest);
+        }
+    }
+    Ok(Fingerprint::combine(steps).to_string())
+}
+
+fn preset(config: &RunConfig) -> &'static str {
+    crate::optim::DECAY_PRESETS
+        .iter()
+        .find(|(_, p)| *p == config.optimizer.decay)
+        .map_or("", |(name, _)| name)
+}
+
+fn stored(config: &RunConfig) -> safetensors::Stored {
+    match config.train.precision {
+        Precision::F32 => safetensors::Stored::F32,
+        Precision::F64 => safetensors::Stored::F64,
+    }
+}
+
+fn settings(config: &RunConfig) -> Value {
+    serde_json::to_value(config).unwrap_or_default()
+}
+
+fn find_checkpoint(
+    config: &RunConfig,
+    folder: &RunFolder,
+    say: &dyn Fn(&str),
+) -> Result<Option<Found>, RunError> {
+    let checkpoints = folder.checkpoints();
+    checkpoint::clear_leftovers(&checkpoints)?;
+    let problem = |problem: &str| {
+        Err(RunError::Folder {
+            path: folder.0.clone(),
+            problem: problem.to_owned(),
+        })
+    };
+    let (found, passed_over) = checkpoint::newest_valid(&checkpoints)?;
+    match config.checkpoint.resume {
+        Resume::Never if found.is_some() || !passed_over.is_empty() || folder.metrics().exists() => {
+            return problem(
+                "holds a run already; name another output_dir, or leave checkpoint.resume at auto to go on",
+            );
+        }
+        Resume::Must if found.is_none() => {
+            return problem("holds no valid checkpoint to go on from (checkpoint.resume: must)");
+        }
+        _ => {}
+    }
+    for reason in &passed_over {
+        say(&format!("passed over: {reason}"));
+    }
+    if found.is_none() && !passed_over.is_empty() {
+        return problem("its checkpoints are all damaged; remove them to start anew");
+    }
+    if found.is_none() && folder.metrics().exists() {
+        // A run that ended before its first checkpoint leaves lines that this one will write again.
+        std::fs::remove_file(folder.metrics()).map_err(io(&folder.metrics(), "remove"))?;
+    }
+    Ok(found)
+}
+
+/// Settings that may not change between two parts of a run, and those that may, which are told.
+fn check_resumable(config: &RunConfig, found: &Found, say: &dyn Fn(&str)) -> Result<(), RunError> {
+    let (saved, now) = (&found.state.config, settings(config));
+    let mut changed = Vec::new();
+    differences("", saved, &now, &mut changed);
+    for (key, saved, now) in changed {
+        let fixed = ["model.", "init.", "seeds.", "train.precision"];
+        if fixed.iter().any(|f| key.starts_with(f)) {
+            return Err(RunError::Folder {
+                path: found.path.clone(),
+                problem: format!(
+                    "was written with {key} = {saved}, now {now}; a run cannot change that on the way: set it back, or \
+                     name another output_dir"
+                ),
+            });
+        }
+        say(&format!(
+            "changed since the checkpoint: {key} = {now} (was {saved})"
+        ));
+    }
+    Ok(())
+}
+
+fn differences(at: &str, saved: &Value, now: &Value, out: &mut Vec<(String, Value, Value)>) {
+    match (saved, now) {
+        (Value::Object(a), Value::Object(b)) => {
+            let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for key in keys {
+                let path = if at.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{at}.{key}")
+                };
+                let (a, b) = (
+                    a.get(key).unwrap_or(&Value::Null),
+                    b.get(key).unwrap_or(&Value::Null),
+                );
+                differences(&path, a, b, out);
+            }
+        }
+        (a, b) if a == b => {}
+        (a, b) => out.push((at.to_owned(), a.clone(), b.clone())),
+    }
+}
+
+/// Puts a checkpoint's weights and moments on the device.
+pub(super) fn load(engine: &mut Engine, config: &RunConfig, found: &Found) -> Result<(), RunError> {
+    let tensors = named_parameters(&config.model);
+    let mut put = |part: Part, name: &str, first: usize, values: &[f64]| {
+        engine
+            .write_part(part, name, first, values)
+            .map_err(|e| e.to_string())
+    };
+    safetensors::read_f64(&found.path, &tensors, &mut |name, first, values| {
+        put(Part::Value, name, first, values)
+    })
+    .map_err(checkpoint::CheckpointError::from)?;
+    let named = |suffix: &'static str| {
+        tensors.iter().map(move |t| NamedTensor {
+            name: format!("{}{suffix}", t.name),
+            ..t.clone()
+        })
+    };
+    let moments: Vec<NamedTensor> = named(".exp_avg").chain(named(".exp_avg_sq")).collect();
+    let path = found.path.join("optimizer.safetensors");
+    safetensors::read_f64(
+        &path,
+        &moments,
+        &mut |name, first, values| match name.strip_suffix(".exp_avg_sq") {
+            Some(name) => put(Part::SecondMoment, name, first, values),
+            None => put(
+                Part::FirstMoment,
+                name.strip_suffix(".exp_avg").unwrap_or(name),
+                first,
+                values,
+            ),
+        },
+    )
+    .map_err(checkpoint::CheckpointError::from)?;
+    Ok(())
+}
+
+/// What a run with these settings is made of.
+///
+/// # Errors
+/// [`RunError`].
+pub fn manifest(
+    config: &RunConfig,
+    data: &TrainData,
+    steps: u64,
+    init_hash: &str,
+    parameters: usize,
+) -> Result<Manifest, RunError> {
+    let spec = data.order.spec().clone();
+    let mut seeds: Vec<EffectiveSeed> = spec
+        .seeds()
+        .into_iter()
+        .map(|(of, seed)| EffectiveSeed {
+            of: format!("order: {of}"),
+            seed: seed.to_string(),
+        })
+        .collect();
+    seeds.push(EffectiveSeed {
+        of: "initial weights".into(),
+        seed: config.seeds.init.to_string(),
+    });
+    Ok(Manifest {
+        format: MANIFEST_FORMAT,
+        ceteris_version: env!("CARGO_PKG_VERSION").into(),
+        model_hash: config.model_hash(),
+        init_hash: init_hash.to_owned(),
+        order_hash: data.order_hash(steps)?,
+        order: spec,
+        geometry: data.geometry,
+        steps,
+        dataset_fingerprint: data.fingerprint.clone(),
+        num_samples: data.source.num_samples(),
+        seeds,
+        parameters: parameters as u64,
+        machine: Machine::here(),
+        selftest: selftest::recorded(),
+        run_fingerprint: None,
+    })
+}
