@@ -52,6 +52,10 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Hints that these samples will be read soon (page-in ahead of a cold read). Does nothing by default.
     fn will_need(&self, _ids: &[SampleId]) {}
 
+    /// Hints that this sample, which is in memory, is read next (cache lines ahead of a warm read). Does nothing by
+    /// default.
+    fn read_next(&self, _id: SampleId) {}
+
     /// The file that holds sample `id`, for error messages.
     fn file_of(&self, id: SampleId) -> Option<PathBuf>;
 
