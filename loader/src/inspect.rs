@@ -317,7 +317,8 @@ fn command(path: &Path, kind: DatasetKind, split: &Split, options: &InspectOptio
                 t.lengths.max.max(1)
             )
         }
-        None => text += " --seq-length 2048",
+        // Their lengths were not read; rows of one length need no word about it.
+        None => {}
     }
     Some(text)
 }

@@ -150,7 +150,15 @@ impl DataArgs {
                 return Err(Failure::new("a table of rows and Megatron data are both named")
                     .fix("give --cache-dir or --data-path, not both"));
             }
-            (Some(cache_dir), None) => Place::Table(cache_dir),
+            (Some(cache_dir), None) => {
+                if options.pad_id.is_some() && options.on_ragged != OnRagged::Pad {
+                    return Err(
+                        Failure::new("pad_id fills short rows up, and nothing asks for that")
+                            .fix("give --on-ragged pad with it, or leave it out"),
+                    );
+                }
+                Place::Table(cache_dir)
+            }
             (None, Some(megatron)) => {
                 refuse_table_options(&options)?;
                 Place::Megatron(Box::new(megatron))

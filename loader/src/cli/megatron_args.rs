@@ -145,7 +145,21 @@ impl MegatronArgs {
             .choose("data", "no_rebuild", self.no_rebuild.then_some(true))?
             .unwrap_or(false);
         let data = match (whole, parts.iter().any(Option::is_some)) {
-            (None, false) => return Ok(None),
+            (None, false) => {
+                let given = [
+                    (split_asked.is_some(), "data_split"),
+                    (cache.is_some(), "data_cache_path"),
+                    (import.is_some(), "megatron_cache"),
+                    (no_rebuild, "no_rebuild"),
+                ];
+                return match given.iter().find(|(given, _)| *given) {
+                    None => Ok(None),
+                    Some((_, key)) => Err(Failure::new(format!(
+                        "{key} is about Megatron data, and none is named"
+                    ))
+                    .fix(format!("give --data-path, or leave {key} out"))),
+                };
+            }
             (Some(_), true) => {
                 return Err(Failure::new("--data-path and a data path per split are both given").fix(
                     "give --data-path with --split, or --train-data-path, --valid-data-path and --test-data-path",
