@@ -122,19 +122,24 @@ impl IndexArray<u64> for Widened {
 pub fn write_gpt(folder: &Path, name: &CacheName, index: &GptIndex) -> Result<(), SourceError> {
     fs::create_dir_all(folder).map_err(|e| SourceError::io(folder, "create the folder", e))?;
     let path = |what: &str| name.path(folder, what);
-    write_array(
-        &path("document_index.npy"),
-        ElementType::I32,
-        &*index.document_index,
-    )?;
-    match &index.sample_index {
-        SampleIndex::Narrow(v) => write_array(&path("sample_index.npy"), ElementType::I32, &**v)?,
-        SampleIndex::Wide(v) => write_array(&path("sample_index.npy"), ElementType::I64, &**v)?,
-    }
-    match &index.shuffle_index {
-        Indices::Narrow(v) => write_array(&path("shuffle_index.npy"), ElementType::U32, &**v)?,
-        Indices::Wide(v) => write_array(&path("shuffle_index.npy"), ElementType::I64, &**v)?,
-    }
+    // Most of the time goes into waiting for the disk.
+    let documents = || {
+        write_array(
+            &path("document_index.npy"),
+            ElementType::I32,
+            &*index.document_index,
+        )
+    };
+    let samples = || match &index.sample_index {
+        SampleIndex::Narrow(v) => write_array(&path("sample_index.npy"), ElementType::I32, &**v),
+        SampleIndex::Wide(v) => write_array(&path("sample_index.npy"), ElementType::I64, &**v),
+    };
+    let shuffled = || match &index.shuffle_index {
+        Indices::Narrow(v) => write_array(&path("shuffle_index.npy"), ElementType::U32, &**v),
+        Indices::Wide(v) => write_array(&path("shuffle_index.npy"), ElementType::I64, &**v),
+    };
+    let (documents, (samples, shuffled)) = rayon::join(documents, || rayon::join(samples, shuffled));
+    documents.and(samples).and(shuffled)?;
     write_description(folder, name)
 }
 

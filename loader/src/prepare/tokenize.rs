@@ -134,12 +134,23 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
     let mut journal = Journal::open(&folder, &job_hash(options, &inputs, &encoder)?)?;
     let unit_bytes = (options.memory / MEMORY_PER_BYTE).max(1 << 16);
     let longest = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
-    let spool = Spool::open_or_make(&folder, &inputs, &options.text_column, longest, progress)?;
-    if spool.len() == 0 {
-        return Err(PrepareError::Options(
-            "there is no document in the input".to_owned(),
-        ));
-    }
+    let spool =
+        Spool::open_or_make(&folder, &inputs, &options.text_column, longest, progress).and_then(|spool| {
+            match spool.len() {
+                0 => Err(PrepareError::Options(
+                    "there is no document in the input".to_owned(),
+                )),
+                _ => Ok(spool),
+            }
+        });
+    let spool = match spool {
+        // Nothing has come of input that cannot be read, so nothing of it stands in the way of the next try.
+        Err(e) if !matches!(e, PrepareError::Stopped) => {
+            let _ = fs::remove_dir_all(&folder);
+            return Err(e);
+        }
+        spool => spool?,
+    };
     let resumed_units = journal.units();
     let plan = Plan::new(&options.target, &spool, unit_bytes)?;
     plan.run(&mut journal, &encoder, &options.target, progress)?;

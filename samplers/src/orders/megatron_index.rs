@@ -14,11 +14,18 @@
 
 use std::ops::Range;
 
+use crate::prefetch;
 use crate::rng::RngError;
 use crate::rng::numpy::RandomState;
 
 use super::index_array::{Indices, SharedArray};
 use super::megatron_epochs::{EpochRule, GptIndexSpec};
+
+/// Documents from which a second thread costs less than it saves.
+const SIDE_BY_SIDE: usize = 1 << 16;
+
+/// How many documents ahead the walk fetches lengths: enough to cover the time that memory takes.
+const AHEAD: usize = 32;
 
 /// Why indices cannot be built or read. Megatron-Core asserts, loops forever or writes out of bounds in these cases.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -179,8 +186,21 @@ impl GptIndex {
 
         let mut random = RandomState::from_seed(spec.random_seed.into())?;
         let document_index = build_document_index(low as u32..high as u32, &rule, &mut random)?;
-        let sample_index = build_sample_index(lengths, &document_index, num_samples, spec)?;
-        let shuffle_index = build_shuffle_index(&rule, num_samples, &mut random)?;
+        // The walk draws nothing and the shuffle looks at no document, so they run beside each other.
+        let walk = || build_sample_index(lengths, &document_index, num_samples, spec);
+        let (sample_index, shuffle_index) = if document_index.len() < SIDE_BY_SIDE {
+            (walk(), build_shuffle_index(&rule, num_samples, &mut random))
+        } else {
+            std::thread::scope(|scope| {
+                let walking = scope.spawn(walk);
+                let shuffled = build_shuffle_index(&rule, num_samples, &mut random);
+                let walked = walking
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                (walked, shuffled)
+            })
+        };
+        let (sample_index, shuffle_index) = (sample_index?, shuffle_index?);
         Ok(GptIndex {
             rule,
             document_index: SharedArray::new(document_index),
@@ -249,6 +269,7 @@ fn reserve<T>(entries: u64, what: &'static str) -> Result<Vec<T>, GptIndexError>
     values
         .try_reserve_exact(usize::try_from(entries).map_err(|_| too_large())?)
         .map_err(|_| too_large())?;
+    prefetch::advise_huge_pages(&mut values);
     Ok(values)
 }
 
@@ -328,6 +349,9 @@ fn walk_samples(
     for (position, &document) in document_index.iter().enumerate() {
         if left == 0 {
             break;
+        }
+        if let Some(&later) = document_index.get(position + AHEAD) {
+            prefetch::entry(lengths, later as usize);
         }
         let length = u64::from(lengths[document as usize]);
         while token < length && left > 0 {

@@ -129,3 +129,42 @@ fn the_readme_shows_what_its_commands_print() {
     }
     assert!(commands > 0, "the README shows no loader command");
 }
+
+/// The commands of the page on Megatron data run as they stand, one after another.
+#[test]
+fn the_commands_of_the_megatron_page_run() {
+    let page = std::fs::read_to_string(root().join("docs/megatron.md")).expect("docs/megatron.md");
+    let dir = tempfile::tempdir().expect("a folder");
+    let page = page
+        .replace("\\\n", " ")
+        .replace("DIR", &dir.path().display().to_string());
+    let mut commands = 0;
+    for command in page.lines().filter_map(|line| line.strip_prefix("    loader ")) {
+        // Quotes keep words together, as in a shell.
+        let mut words = Vec::new();
+        for (i, piece) in command.split('\'').enumerate() {
+            if i % 2 == 1 {
+                words.push(piece.to_owned());
+            } else {
+                words.extend(piece.split_whitespace().map(str::to_owned));
+            }
+        }
+        assert!(!loader(&words).ok().is_empty(), "{command}");
+        commands += 1;
+    }
+    assert!(commands > 10, "the page shows {commands} commands");
+
+    let yaml = page
+        .split("```yaml\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
+    let config = dir.path().join("run.yaml");
+    std::fs::write(&config, yaml.expect("a configuration")).expect("written");
+    let by_file = loader(["--config", &config.display().to_string(), "--emit", "fingerprint"]).ok();
+    let (_, by_flags) = ceteris_loader::cli::EXAMPLES
+        .iter()
+        .find(|(_, example)| example.contains("--order megatron"))
+        .expect("an example of --help");
+    let words = by_flags.strip_prefix("loader").expect("starts with the program");
+    assert_eq!(by_file, line(&format!("{words} --emit fingerprint")).ok());
+}

@@ -7,6 +7,7 @@ mod contract;
 mod examples;
 mod fla_pipeline;
 mod ids;
+mod prepare;
 mod state;
 
 use std::path::{Path, PathBuf};
