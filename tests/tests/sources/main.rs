@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 
+mod any_bytes;
 mod arrow_layouts;
 mod bad_input;
 mod changing_files;
