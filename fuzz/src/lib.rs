@@ -35,7 +35,7 @@ pub fn idx(bytes: &[u8]) {
     // Half the inputs get few tokens, so that sequences end behind the file.
     put(
         "data.bin",
-        &[1; 4096][..if bytes.len() % 2 == 0 { 4096 } else { 64 }],
+        &[1; 4096][..if bytes.len().is_multiple_of(2) { 4096 } else { 64 }],
     );
     let prefix = index.with_extension("");
     let Ok(quick) = IndexedDataset::open(&prefix, Check::Quick) else {
@@ -83,7 +83,7 @@ pub fn idx(bytes: &[u8]) {
             add_extra_token,
             random_seed: 1234,
             num_samples: checked.is_ok().then_some(5),
-            drop_last_partial_sequence: bytes.len() % 3 == 0,
+            drop_last_partial_sequence: bytes.len().is_multiple_of(3),
         };
         // Without the check lengths may claim more samples than memory holds: that must be an error too, but filling
         // gigabytes is slow, so it is left to checked files.
