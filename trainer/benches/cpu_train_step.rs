@@ -5,7 +5,8 @@
 //! Prints both rates, the ratio, and what share of this machine's single-precision product rate the step reaches when
 //! its work is counted as 6 floating-point operations per parameter and token. The product rate is the better of
 //! PyTorch's and ours for a square product. Settings: `CETERIS_BENCH_SECONDS` (per side, default 20),
-//! `CETERIS_BENCH_PROFILE=1` (time per operator), `CETERIS_BENCH_PEER=0` (ours only).
+//! `CETERIS_BENCH_PROFILE=1` (time per operator), `CETERIS_BENCH_PEER=0` (ours only),
+//! `CETERIS_BENCH_CHUNK` (rows of logits at a time).
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first failure")]
 
@@ -79,6 +80,7 @@ fn ours(config: &ModelConfig, seconds: f64) -> Rate {
             max_grad_norm: Some(1.0),
             weight_decay: &|_| 0.01,
         }),
+        logits_chunk_rows: setting("CETERIS_BENCH_CHUNK").map(|s| s.parse().unwrap()),
         ..PlanOptions::new(Geometry::unpacked(BATCH, LENGTH))
     };
     let model = emit(config, &options).unwrap();

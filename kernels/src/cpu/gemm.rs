@@ -216,7 +216,12 @@ fn pack_b<T: Real>(panel: &mut [T], b: Factor<T>, nr: usize, first: usize, colum
         }
     } else {
         for (p, to) in panel.chunks_exact_mut(nr).enumerate() {
-            to[..columns].copy_from_slice(&b.mat.row(p)[first..first + columns]);
+            let source = &b.mat.row(p)[first..first + columns];
+            if columns == nr {
+                to.copy_from_slice(&source[..nr]);
+            } else {
+                to[..columns].copy_from_slice(source);
+            }
         }
     }
 }
@@ -279,9 +284,13 @@ fn block<T: Real, S: Simd>(
 fn pack_a<T: Real>(packed: &mut [T], a: Factor<T>, row: usize, m: usize, at: usize, kc: usize) {
     for p in 0..kc {
         let source = &a.mat.row(at + p)[row..row + m];
-        for (i, chunk) in source.chunks(MR).enumerate() {
-            let to = &mut packed[i * MR * kc + p * MR..][..MR];
-            to[..chunk.len()].copy_from_slice(chunk);
+        // Whole panels by copies of a fixed size: short ones of a variable size are calls.
+        let (whole, rest) = source.as_chunks::<MR>();
+        for (i, chunk) in whole.iter().enumerate() {
+            packed[i * MR * kc + p * MR..][..MR].copy_from_slice(chunk);
+        }
+        if !rest.is_empty() {
+            packed[whole.len() * MR * kc + p * MR..][..rest.len()].copy_from_slice(rest);
         }
     }
 }
