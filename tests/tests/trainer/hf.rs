@@ -16,7 +16,7 @@ use super::repository;
 /// The network and the weights of `golden/training/hf_saved`, as transformers 5.24.0 `save_pretrained` wrote them.
 fn saved() -> (ModelConfig, std::path::PathBuf) {
     let folder = repository().join("tests/golden/training/hf_saved");
-    let keys = config::compose::read_model_json(&folder.join("config.json")).unwrap();
+    let keys = config::read_model_json(&folder.join("config.json")).unwrap();
     (serde_json::from_value(keys.into()).unwrap(), folder)
 }
 
@@ -61,7 +61,7 @@ fn what_transformers_saved_is_read_and_written_again_bit_for_bit() {
     };
     assert_eq!(data(&ours), data(&theirs), "tensors in the same sequence");
     // And the settings are the ones that were saved.
-    let again = config::compose::read_model_json(&out.path().join("config.json")).unwrap();
+    let again = config::read_model_json(&out.path().join("config.json")).unwrap();
     assert_eq!(
         serde_json::from_value::<ModelConfig>(again.into()).unwrap(),
         model
@@ -117,7 +117,7 @@ fn our_checkpoint_goes_through_the_real_classes_and_back() {
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    let keys = config::compose::read_model_json(&theirs.join("config.json")).unwrap();
+    let keys = config::read_model_json(&theirs.join("config.json")).unwrap();
     let model: ModelConfig = serde_json::from_value(keys.into()).unwrap();
     assert_eq!(weights(&model, &theirs), weights(&model, &ours));
 }

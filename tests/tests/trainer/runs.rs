@@ -178,7 +178,7 @@ fn a_run_leaves_its_files_and_learns() {
     let manifest = Manifest::load(&folder.join("manifest.json")).unwrap();
     assert_eq!(
         manifest.run_fingerprint,
-        Some(ceteris_trainer::run::train::run_fingerprint(&folder.join("metrics.jsonl")).unwrap())
+        Some(ceteris_trainer::run::manifest::run_fingerprint(&folder.join("metrics.jsonl")).unwrap())
     );
     // The table of decays is printed and kept.
     let table = std::fs::read_to_string(folder.join("weight_decay.txt")).unwrap();
@@ -197,6 +197,7 @@ fn threads_workers_and_layouts_change_no_bit() {
         &["train.threads=3", "loader.workers=5", "loader.prefetch=1"],
         &["loader.workers=0"],
         &["batch.device_micro_batch_size=2"],
+        &["train.recompute=block"],
     ]
     .iter()
     .enumerate()

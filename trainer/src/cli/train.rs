@@ -110,6 +110,6 @@ fn json(outcome: &Outcome) -> serde_json::Value {
         "stopped": outcome.stopped,
         "checkpoint": outcome.checkpoint,
         "output_dir": outcome.folder,
-        "metrics": run::train::RunFolder::new(&outcome.folder).metrics(),
+        "metrics": run::folder::RunFolder::new(&outcome.folder).metrics(),
     })
 }

@@ -6,7 +6,10 @@
 //! [`legacy`] the names of other stacks.
 
 pub mod compose;
+mod data;
 pub mod legacy;
+mod model_json;
+mod origin;
 mod sections;
 
 use std::path::PathBuf;
@@ -20,10 +23,13 @@ use crate::model::ModelConfig;
 use crate::optim::OptimizerConfig;
 use crate::schedule::{Schedule, ScheduleConfig};
 
-pub use compose::{Composed, ConfigError, Origin, load};
+pub use compose::{ConfigError, load};
+pub use data::{Collate, DataConfig, DocumentMarker};
+pub use model_json::read_model_json;
+pub use origin::{Composed, Origin};
 pub use sections::{
-    BatchConfig, CheckpointConfig, Collate, DataConfig, DocumentMarker, EvalConfig, LoaderConfig, LogConfig,
-    LossConfig, Precision, Resume, SeedsConfig, TrainConfig,
+    BatchConfig, CheckpointConfig, EvalConfig, LoaderConfig, LogConfig, LossConfig, Precision,
+    RecomputePolicy, Resume, SeedsConfig, TrainConfig,
 };
 
 /// A run. Every section and key is described where its type is defined.

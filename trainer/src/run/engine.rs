@@ -108,6 +108,7 @@ impl Engine {
                 weight_decay: &weight_decay,
             }),
             logits_chunk_rows: config.loss.chunks.map(|n| geometry.rows().div_ceil(n)),
+            recompute: config.train.recompute.into(),
             ..PlanOptions::new(geometry)
         };
         let model = gdn::emit(&config.model, &options)?;

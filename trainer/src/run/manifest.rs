@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
+use ceteris_loader::fingerprint::{DEFINITION, Fingerprint};
 use ceteris_samplers::{Geometry, OrderSpec};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{RunError, selftest, write_atomic};
+use super::metrics::{self, Line};
+use super::{RunError, io, selftest, write_atomic};
 use crate::checkpoint::FORMAT;
+use crate::config::RunConfig;
+use crate::data::TrainData;
 
 /// One seed in effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -119,4 +123,69 @@ pub fn combined_sha256(tensors: &[(String, String)]) -> String {
         hasher.update(format!("{name} {sha}\n"));
     }
     crate::hex(&hasher.finalize())
+}
+
+/// Digest over the steps' fingerprints of a metrics file.
+///
+/// # Errors
+/// [`RunError`].
+pub fn run_fingerprint(path: &Path) -> Result<String, RunError> {
+    let lines = metrics::read(path).map_err(io(path, "read"))?;
+    let mut steps = Vec::new();
+    for line in &lines {
+        if let Line::Step(line) = line {
+            let digest: Fingerprint = line.batch_fingerprint.parse().map_err(|_| RunError::Folder {
+                path: path.to_owned(),
+                problem: format!(
+                    "step {}: '{}' is no fingerprint of definition {DEFINITION}",
+                    line.step, line.batch_fingerprint
+                ),
+            })?;
+            steps.push(digest);
+        }
+    }
+    Ok(Fingerprint::combine(steps).to_string())
+}
+
+/// What a run with these settings is made of.
+///
+/// # Errors
+/// [`RunError`].
+pub fn manifest(
+    config: &RunConfig,
+    data: &TrainData,
+    steps: u64,
+    init_hash: &str,
+    parameters: usize,
+) -> Result<Manifest, RunError> {
+    let spec = data.order.spec().clone();
+    let mut seeds: Vec<EffectiveSeed> = spec
+        .seeds()
+        .into_iter()
+        .map(|(of, seed)| EffectiveSeed {
+            of: format!("order: {of}"),
+            seed: seed.to_string(),
+        })
+        .collect();
+    seeds.push(EffectiveSeed {
+        of: "initial weights".into(),
+        seed: config.seeds.init.to_string(),
+    });
+    Ok(Manifest {
+        format: MANIFEST_FORMAT,
+        ceteris_version: env!("CARGO_PKG_VERSION").into(),
+        model_hash: config.model_hash(),
+        init_hash: init_hash.to_owned(),
+        order_hash: data.order_hash(steps)?,
+        order: spec,
+        geometry: data.geometry,
+        steps,
+        dataset_fingerprint: data.fingerprint.clone(),
+        num_samples: data.source.num_samples(),
+        seeds,
+        parameters: parameters as u64,
+        machine: Machine::here(),
+        selftest: selftest::recorded(),
+        run_fingerprint: None,
+    })
 }

@@ -5,9 +5,11 @@
 
 pub mod engine;
 pub mod evaluate;
+pub mod folder;
 pub mod manifest;
 pub mod metrics;
 pub mod progress;
+mod resume;
 pub mod selftest;
 pub mod train;
 

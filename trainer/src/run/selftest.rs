@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::engine::Engine;
 use super::manifest::{Machine, combined_sha256};
-use super::train::load;
+use super::resume::load;
 use super::{RunError, io, write_atomic};
 use crate::checkpoint::{self, Snapshot, TrainerState, safetensors::Stored};
 use crate::config::RunConfig;

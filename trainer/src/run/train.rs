@@ -3,23 +3,22 @@
 //! Given the same settings, every loss, gradient norm and checkpoint has the same bits, for any number of threads and
 //! loader workers, and a run that was stopped and resumed any number of times equals one that was not.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use ceteris_loader::fingerprint::{DEFINITION, Fingerprint};
 use ceteris_loader::pipeline::{LoaderError, StopSignal};
-use serde_json::Value;
 
 use super::engine::Engine;
 use super::evaluate::Evaluation;
-use super::manifest::{EffectiveSeed, MANIFEST_FORMAT, Machine, Manifest, combined_sha256};
-use super::metrics::{self, Line, MetricsFile, StepMetrics};
+use super::folder::RunFolder;
+use super::manifest::{Manifest, combined_sha256, manifest, run_fingerprint};
+use super::metrics::{Line, MetricsFile, StepMetrics};
 use super::progress::Progress;
-use super::{RunError, io, selftest, write_atomic};
-use crate::checkpoint::{self, Found, Part, Snapshot, TrainerState, safetensors};
-use crate::config::{Precision, Resume, RunConfig};
+use super::resume::{check_resumable, find_checkpoint, load, settings};
+use super::{RunError, io, write_atomic};
+use crate::checkpoint::{self, Snapshot, TrainerState, safetensors};
+use crate::config::{Precision, RunConfig};
 use crate::data::{DataError, GlobalBatches, TrainData};
-use crate::model::parameters::{NamedTensor, named_parameters};
 use crate::optim::decay_table;
 use crate::schedule::Schedule;
 use crate::tensorboard::EventWriter;
@@ -52,37 +51,6 @@ pub struct Outcome {
     pub checkpoint: Option<PathBuf>,
     /// Folder of the run.
     pub folder: PathBuf,
-}
-
-/// Files of a run's folder.
-#[derive(Clone, Debug)]
-pub struct RunFolder(PathBuf);
-
-impl RunFolder {
-    /// The folder at `path`.
-    pub fn new(path: &Path) -> Self {
-        RunFolder(path.to_owned())
-    }
-
-    /// Steps and evaluations.
-    pub fn metrics(&self) -> PathBuf {
-        self.0.join("metrics.jsonl")
-    }
-
-    /// Checkpoints.
-    pub fn checkpoints(&self) -> PathBuf {
-        self.0.join("checkpoints")
-    }
-
-    /// Hashes and seeds.
-    pub fn manifest(&self) -> PathBuf {
-        self.0.join("manifest.json")
-    }
-
-    /// Settings.
-    pub fn settings(&self) -> PathBuf {
-        self.0.join("config.resolved.yaml")
-    }
 }
 
 /// Runs a training.
@@ -389,28 +357,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Digest over the steps' fingerprints of a metrics file.
-///
-/// # Errors
-/// [`RunError`].
-pub fn run_fingerprint(path: &Path) -> Result<String, RunError> {
-    let lines = metrics::read(path).map_err(io(path, "read"))?;
-    let mut steps = Vec::new();
-    for line in &lines {
-        if let Line::Step(line) = line {
-            let digest: Fingerprint = line.batch_fingerprint.parse().map_err(|_| RunError::Folder {
-                path: path.to_owned(),
-                problem: format!(
-                    "step {}: '{}' is no fingerprint of definition {DEFINITION}",
-                    line.step, line.batch_fingerprint
-                ),
-            })?;
-            steps.push(digest);
-        }
-    }
-    Ok(Fingerprint::combine(steps).to_string())
-}
-
 fn preset(config: &RunConfig) -> &'static str {
     crate::optim::DECAY_PRESETS
         .iter()
@@ -423,173 +369,4 @@ fn stored(config: &RunConfig) -> safetensors::Stored {
         Precision::F32 => safetensors::Stored::F32,
         Precision::F64 => safetensors::Stored::F64,
     }
-}
-
-fn settings(config: &RunConfig) -> Value {
-    serde_json::to_value(config).unwrap_or_default()
-}
-
-fn find_checkpoint(
-    config: &RunConfig,
-    folder: &RunFolder,
-    say: &dyn Fn(&str),
-) -> Result<Option<Found>, RunError> {
-    let checkpoints = folder.checkpoints();
-    checkpoint::clear_leftovers(&checkpoints)?;
-    let problem = |problem: &str| {
-        Err(RunError::Folder {
-            path: folder.0.clone(),
-            problem: problem.to_owned(),
-        })
-    };
-    let (found, passed_over) = checkpoint::newest_valid(&checkpoints)?;
-    match config.checkpoint.resume {
-        Resume::Never if found.is_some() || !passed_over.is_empty() || folder.metrics().exists() => {
-            return problem(
-                "holds a run already; name another output_dir, or leave checkpoint.resume at auto to go on",
-            );
-        }
-        Resume::Must if found.is_none() => {
-            return problem("holds no valid checkpoint to go on from (checkpoint.resume: must)");
-        }
-        _ => {}
-    }
-    for reason in &passed_over {
-        say(&format!("passed over: {reason}"));
-    }
-    if found.is_none() && !passed_over.is_empty() {
-        return problem("its checkpoints are all damaged; remove them to start anew");
-    }
-    if found.is_none() && folder.metrics().exists() {
-        // A run that ended before its first checkpoint leaves lines that this one will write again.
-        std::fs::remove_file(folder.metrics()).map_err(io(&folder.metrics(), "remove"))?;
-    }
-    Ok(found)
-}
-
-/// Settings that may not change between two parts of a run, and those that may, which are told.
-fn check_resumable(config: &RunConfig, found: &Found, say: &dyn Fn(&str)) -> Result<(), RunError> {
-    let (saved, now) = (&found.state.config, settings(config));
-    let mut changed = Vec::new();
-    differences("", saved, &now, &mut changed);
-    for (key, saved, now) in changed {
-        let fixed = ["model.", "init.", "seeds.", "train.precision"];
-        if fixed.iter().any(|f| key.starts_with(f)) {
-            return Err(RunError::Folder {
-                path: found.path.clone(),
-                problem: format!(
-                    "was written with {key} = {saved}, now {now}; a run cannot change that on the way: set it back, or \
-                     name another output_dir"
-                ),
-            });
-        }
-        say(&format!(
-            "changed since the checkpoint: {key} = {now} (was {saved})"
-        ));
-    }
-    Ok(())
-}
-
-fn differences(at: &str, saved: &Value, now: &Value, out: &mut Vec<(String, Value, Value)>) {
-    match (saved, now) {
-        (Value::Object(a), Value::Object(b)) => {
-            let mut keys: Vec<&String> = a.keys().chain(b.keys()).collect();
-            keys.sort();
-            keys.dedup();
-            for key in keys {
-                let path = if at.is_empty() {
-                    key.clone()
-                } else {
-                    format!("{at}.{key}")
-                };
-                let (a, b) = (
-                    a.get(key).unwrap_or(&Value::Null),
-                    b.get(key).unwrap_or(&Value::Null),
-                );
-                differences(&path, a, b, out);
-            }
-        }
-        (a, b) if a == b => {}
-        (a, b) => out.push((at.to_owned(), a.clone(), b.clone())),
-    }
-}
-
-/// Puts a checkpoint's weights and moments on the device.
-pub(super) fn load(engine: &mut Engine, config: &RunConfig, found: &Found) -> Result<(), RunError> {
-    let tensors = named_parameters(&config.model);
-    let mut put = |part: Part, name: &str, first: usize, values: &[f64]| {
-        engine
-            .write_part(part, name, first, values)
-            .map_err(|e| e.to_string())
-    };
-    safetensors::read_f64(&found.path, &tensors, &mut |name, first, values| {
-        put(Part::Value, name, first, values)
-    })
-    .map_err(checkpoint::CheckpointError::from)?;
-    let named = |suffix: &'static str| {
-        tensors.iter().map(move |t| NamedTensor {
-            name: format!("{}{suffix}", t.name),
-            ..t.clone()
-        })
-    };
-    let moments: Vec<NamedTensor> = named(".exp_avg").chain(named(".exp_avg_sq")).collect();
-    let path = found.path.join("optimizer.safetensors");
-    safetensors::read_f64(
-        &path,
-        &moments,
-        &mut |name, first, values| match name.strip_suffix(".exp_avg_sq") {
-            Some(name) => put(Part::SecondMoment, name, first, values),
-            None => put(
-                Part::FirstMoment,
-                name.strip_suffix(".exp_avg").unwrap_or(name),
-                first,
-                values,
-            ),
-        },
-    )
-    .map_err(checkpoint::CheckpointError::from)?;
-    Ok(())
-}
-
-/// What a run with these settings is made of.
-///
-/// # Errors
-/// [`RunError`].
-pub fn manifest(
-    config: &RunConfig,
-    data: &TrainData,
-    steps: u64,
-    init_hash: &str,
-    parameters: usize,
-) -> Result<Manifest, RunError> {
-    let spec = data.order.spec().clone();
-    let mut seeds: Vec<EffectiveSeed> = spec
-        .seeds()
-        .into_iter()
-        .map(|(of, seed)| EffectiveSeed {
-            of: format!("order: {of}"),
-            seed: seed.to_string(),
-        })
-        .collect();
-    seeds.push(EffectiveSeed {
-        of: "initial weights".into(),
-        seed: config.seeds.init.to_string(),
-    });
-    Ok(Manifest {
-        format: MANIFEST_FORMAT,
-        ceteris_version: env!("CARGO_PKG_VERSION").into(),
-        model_hash: config.model_hash(),
-        init_hash: init_hash.to_owned(),
-        order_hash: data.order_hash(steps)?,
-        order: spec,
-        geometry: data.geometry,
-        steps,
-        dataset_fingerprint: data.fingerprint.clone(),
-        num_samples: data.source.num_samples(),
-        seeds,
-        parameters: parameters as u64,
-        machine: Machine::here(),
-        selftest: selftest::recorded(),
-        run_fingerprint: None,
-    })
 }

@@ -1,0 +1,34 @@
+//! Where the files of a run lie.
+
+use std::path::{Path, PathBuf};
+
+/// Files of a run's folder.
+#[derive(Clone, Debug)]
+pub struct RunFolder(pub(super) PathBuf);
+
+impl RunFolder {
+    /// The folder at `path`.
+    pub fn new(path: &Path) -> Self {
+        RunFolder(path.to_owned())
+    }
+
+    /// Steps and evaluations.
+    pub fn metrics(&self) -> PathBuf {
+        self.0.join("metrics.jsonl")
+    }
+
+    /// Checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// Hashes and seeds.
+    pub fn manifest(&self) -> PathBuf {
+        self.0.join("manifest.json")
+    }
+
+    /// Settings.
+    pub fn settings(&self) -> PathBuf {
+        self.0.join("config.resolved.yaml")
+    }
+}
