@@ -162,50 +162,75 @@ fn threads_and_recomputation_change_no_bit() {
     assert!(cheap_arena < arena && block_arena < arena);
 }
 
-/// Documents packed in one sequence give the losses they give alone, bit for bit, and their gradients to 1e-6.
-#[test]
-fn v64_packed_documents_equal_separate_ones() {
-    let lengths = [1usize, 3, 4, 63, 64, 65, 100];
-    let total: usize = lengths.iter().sum();
-    let mut rng = Rng::new(4);
-    let tokens: Vec<i32> = (0..total).map(|_| rng.below(61) as i32).collect();
-    let mut labels = vec![IGNORE_INDEX; total];
+/// Gradients by the name of their parameter.
+type Gradients = Vec<(String, Vec<f64>)>;
+
+/// Losses of each document and parameter gradients of documents packed in one sequence.
+fn packed(documents: &[Vec<i32>], counted: usize) -> (Vec<Vec<f64>>, Gradients) {
+    let tokens = documents.concat();
+    let mut labels = vec![IGNORE_INDEX; tokens.len()];
     let mut offsets = vec![0];
-    for len in lengths {
+    for document in documents {
         let first = offsets[offsets.len() - 1] as usize;
-        (first..first + len - 1).for_each(|r| labels[r] = tokens[r + 1]);
-        offsets.push((first + len) as i32);
+        (first..first + document.len() - 1).for_each(|r| labels[r] = tokens[r + 1]);
+        offsets.push((first + document.len()) as i32);
     }
-    let counted = total - lengths.len();
     let geometry = Geometry {
         micro_batch_size: 1,
-        seq_length: total,
-        max_documents: lengths.len(),
+        seq_length: tokens.len(),
+        max_documents: documents.len(),
     };
-    let mut packed = Model::new(geometry, 2, Recompute::None);
-    packed
-        .executor
-        .write_ids(packed.model.documents, &offsets)
-        .unwrap();
-    packed.run(Section::Begin);
-    packed.micro_step(&tokens, &labels, counted);
-    let nll = packed.model.nll;
-    let (losses, gradients) = (packed.read(nll), packed.gradients());
-    let mut sums: Vec<Vec<f64>> = gradients.iter().map(|g| vec![0.0; g.len()]).collect();
-    for (document, len) in lengths.iter().enumerate() {
-        let rows = offsets[document] as usize..offsets[document] as usize + len;
-        let mut alone = Model::new(Geometry::unpacked(1, *len), 1, Recompute::None);
-        alone.run(Section::Begin);
-        alone.micro_step(&tokens[rows.clone()], &labels[rows.clone()], counted);
-        let nll = alone.model.nll;
-        assert_eq!(alone.read(nll), losses[rows], "losses of document {document}");
-        for (sum, gradient) in sums.iter_mut().zip(alone.gradients()) {
+    let mut m = Model::new(geometry, 2, Recompute::None);
+    m.executor.write_ids(m.model.documents, &offsets).unwrap();
+    m.run(Section::Begin);
+    m.micro_step(&tokens, &labels, counted);
+    let nll = m.read(m.model.nll);
+    let losses = offsets
+        .windows(2)
+        .map(|o| nll[o[0] as usize..o[1] as usize].to_vec());
+    let names = m
+        .model
+        .plan
+        .parameters
+        .iter()
+        .map(|p| m.model.plan.buffer(p.value).name.clone());
+    let names: Vec<String> = names.collect();
+    let gradients = names.into_iter().zip(m.gradients()).collect();
+    (losses.collect(), gradients)
+}
+
+/// Documents packed in one sequence give the losses they give alone, bit for bit, in whatever order they are packed and
+/// whatever stands beside them; parameter gradients agree to 1e-6 (a sum over documents is taken in another order).
+#[test]
+fn v64_packed_documents_equal_separate_ones() {
+    // Also shorter than the convolution, which is 4 wide.
+    let lengths = [1usize, 3, 4, 63, 64, 65, 500];
+    let mut rng = Rng::new(4);
+    let mut document = |len: &usize| (0..*len).map(|_| rng.below(61) as i32).collect::<Vec<i32>>();
+    let documents: Vec<Vec<i32>> = lengths.iter().map(&mut document).collect();
+    let counted = lengths.iter().sum::<usize>() - lengths.len();
+    let (losses, gradients) = packed(&documents, counted);
+    let mut sums: Vec<Vec<f64>> = gradients.iter().map(|(_, g)| vec![0.0; g.len()]).collect();
+    for (i, document) in documents.iter().enumerate() {
+        let (alone, of_one) = packed(std::slice::from_ref(document), counted);
+        assert_eq!(alone[0], losses[i], "losses of document {i}");
+        for (sum, (_, gradient)) in sums.iter_mut().zip(of_one) {
             sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         }
     }
-    for ((parameter, sum), gradient) in packed.model.plan.parameters.iter().zip(&sums).zip(&gradients) {
-        let name = &packed.model.plan.buffer(parameter.value).name;
+    for (sum, (name, gradient)) in sums.iter().zip(&gradients) {
         let error = relative_error(gradient, sum);
         assert!(error <= 1e-6, "{name} is off by {error:e}");
+    }
+    let reversed: Vec<Vec<i32>> = documents.iter().rev().cloned().collect();
+    let (mut other, _) = packed(&reversed, counted);
+    other.reverse();
+    assert!(other == losses, "packed in another order");
+    let mut changed = documents.clone();
+    changed[3].iter_mut().for_each(|token| *token = (*token + 1) % 61);
+    let (other, _) = packed(&changed, counted);
+    assert_ne!(other[3], losses[3]);
+    for i in [0, 1, 2, 4, 5, 6] {
+        assert_eq!(other[i], losses[i], "document {i} saw the tokens of document 3");
     }
 }

@@ -429,14 +429,37 @@ fn bits(steps: &[StepMetrics]) -> Vec<(u64, u64, String)> {
 #[test]
 fn v02_training_killed_and_resumed_consumes_what_an_undisturbed_run_consumes() {
     let corpus = Corpus::new();
-    // Two epochs of 40 rows.
+    // Three epochs of 1,000 rows, 8 a step.
     let order = corpus.folder("order.txt");
-    let list: Vec<String> = (0..40u64).map(|i| (i * 7 % 40).to_string()).collect();
+    let list: Vec<String> = (0..1000u64).map(|i| (i * 7 % 1000).to_string()).collect();
     std::fs::write(&order, list.join("\n")).unwrap();
     let path = format!("order={{name: file, path: {}, rows: distinct}}", order.display());
-    let sets = [path.as_str(), "train.epochs=2", "checkpoint.every=1"];
+    let sets = [
+        path.as_str(),
+        "train.epochs=3",
+        "batch.micro_batch_size=4",
+        "checkpoint.every=25",
+    ];
     let whole = corpus.train("whole", &sets);
-    assert_eq!(whole.len(), 40, "40 rows, 2 a step, 2 epochs");
+    assert_eq!(whole.len(), 375);
+    // What it consumed: every row once an epoch.
+    let settings: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    let config = load(&corpus, &settings);
+    let data = TrainData::open(&config, &mut |_| {}).unwrap();
+    let mut batches = data.batches(&config, None, None).unwrap();
+    let mut consumed = vec![Vec::new(); 3];
+    for logged in &whole {
+        let batch = batches.next_batch().unwrap().unwrap();
+        assert_eq!(
+            batch.fingerprint.fingerprint.to_string(),
+            logged.batch_fingerprint
+        );
+        consumed[batch.epoch as usize].extend(batch.samples());
+    }
+    for mut rows in consumed {
+        rows.sort_unstable();
+        assert!(rows.into_iter().eq(0..1000), "every row once an epoch");
+    }
     // A checkpoint without a data position is refused, never restarted at 0.
     corpus.train(
         "lost",
@@ -457,11 +480,11 @@ fn v02_training_killed_and_resumed_consumes_what_an_undisturbed_run_consumes() {
         output.status.code() == Some(2) && stderr.contains("checkpoints are all damaged"),
         "{stderr}"
     );
-    // Killed five times while it runs.
-    for kill in 0..5u64 {
+    // Killed fifteen times, five times an epoch.
+    for kill in 0..15 {
         let mut child = corpus.command("killed", &sets).spawn().unwrap();
         let metrics = corpus.folder("killed/metrics.jsonl");
-        let target = 3 + kill as usize * 6;
+        let target = 5 + kill * 25;
         let lines = || std::fs::read_to_string(&metrics).map_or(0, |t| t.lines().count());
         while lines() < target && child.try_wait().unwrap().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(2));
@@ -533,12 +556,12 @@ fn v20_another_layout_replays_the_same_global_batches_bit_by_bit() {
         "batch.micro_batch_size=2",
         "batch.gradient_accumulation_steps=4",
     ];
-    let whole = corpus.train("whole", &[&eight[..], &["train.steps=20"]].concat());
+    let whole = corpus.train("whole", &[&eight[..], &["train.steps=30"]].concat());
     corpus.train("part", &[&eight[..], &["train.steps=10"]].concat());
     let replayed = corpus.train("part", &[&one[..], &["train.steps=20"]].concat());
     assert_eq!(
         bits(&replayed)[10..],
-        bits(&whole)[10..],
+        bits(&whole)[10..20],
         "losses and batches of steps 11 to 20"
     );
     // Another global batch is refused by name, unless it is asked for.
