@@ -112,13 +112,15 @@ fn an_interrupt_ends_the_stream_with_a_message() {
     assert!(ran.stderr.contains("SIGINT"), "{}", ran.stderr);
 }
 
-/// Below each `loader` command of the README stands what it prints.
+/// Below each `loader` command of the README and of the page about replaying stands what it prints.
 #[test]
-fn the_readme_shows_what_its_commands_print() {
-    let readme = std::fs::read_to_string(root().join("README.md")).expect("README.md");
+fn the_documents_show_what_their_commands_print() {
+    let text = ["README.md", "docs/replay.md"]
+        .map(|file| std::fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}")))
+        .concat();
     let mut commands = 0;
-    for (at, _) in readme.match_indices("--bin loader -- ") {
-        let (command, below) = readme[at..].split_once('\n').expect("a line");
+    for (at, _) in text.match_indices("--bin loader -- ") {
+        let (command, below) = text[at..].split_once('\n').expect("a line");
         let words = command.strip_prefix("--bin loader -- ").expect("as found");
         let shown = below
             .split("```\n")
@@ -127,7 +129,7 @@ fn the_readme_shows_what_its_commands_print() {
         assert_eq!(shown, line(words).ok(), "{words}");
         commands += 1;
     }
-    assert!(commands > 0, "the README shows no loader command");
+    assert!(commands > 0, "no loader command is shown");
 }
 
 /// The commands of the page on Megatron data run as they stand, one after another.

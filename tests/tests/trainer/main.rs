@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 
 mod configs;
+mod documents;
 mod hf;
 mod init;
 mod optimizer;
