@@ -317,8 +317,7 @@ fn command(path: &Path, kind: DatasetKind, split: &Split, options: &InspectOptio
                 t.lengths.max.max(1)
             )
         }
-        // Their lengths were not read; rows of one length need no word about it.
-        None => {}
+        None => text += " --seq-length 2048",
     }
     Some(text)
 }

@@ -3,6 +3,7 @@
 mod atomic;
 pub mod cli;
 pub mod collate;
+pub mod diff;
 pub mod emit;
 pub mod fingerprint;
 pub mod index;
@@ -10,4 +11,6 @@ pub mod inspect;
 pub mod order_file;
 pub mod pipeline;
 pub mod prepare;
+pub mod provenance;
+pub mod report;
 pub mod source;

@@ -30,9 +30,6 @@ pub struct Geometry {
     pub gradient_accumulation_steps: u64,
 }
 
-/// More ranks than any run has.
-const MOST_RANKS: u64 = 1 << 16;
-
 impl Geometry {
     /// Samples of one micro-step over all ranks.
     pub fn samples_per_micro_step(&self) -> u64 {
@@ -59,13 +56,6 @@ impl Geometry {
                     "{name} is 0: it must be at least 1"
                 )));
             }
-        }
-        // Work grows with the ranks even where most of them have nothing to do.
-        if self.world_size > MOST_RANKS {
-            return Err(OrderError::Geometry(format!(
-                "world_size is {}: at most {MOST_RANKS} ranks are supported",
-                self.world_size
-            )));
         }
         // Below 2^48 no product of it with a micro-step that a run can reach overflows.
         let global = u128::from(self.world_size)

@@ -108,9 +108,9 @@ pub fn run(args: &BenchArgs, out: &mut Stdout) -> Result<(), Failure> {
         megatron,
         ..
     } = open(&data, &choice.spec, args.quiet)?;
-    let Some(seq_length) = seq_length else {
-        return Err(super::stream::ragged(&*source)?);
-    };
+    let seq_length = seq_length.ok_or_else(|| {
+        Failure::new("rows differ in length").fix("give --seq-length T and --on-ragged pad or drop")
+    })?;
     let before = measure::anonymous_memory();
     let order = choice.build(source.num_samples(), megatron)?;
     let index = order.epoch(0)?;

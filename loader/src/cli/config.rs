@@ -129,7 +129,21 @@ impl Config {
         // yaml_serde's own mapping refuses a key given twice; a map of JSON would keep the last one.
         let yaml: serde_yaml::Value = serde_yaml::from_str(text)
             .map_err(|e| wrong(e.to_string().replace("duplicate entry with key", "given twice:")))?;
-        let value = serde_json::to_value(&yaml).map_err(|e| wrong(e.to_string()))?;
+        Self::from_json(
+            path,
+            serde_json::to_value(&yaml).map_err(|e| wrong(e.to_string()))?,
+        )
+    }
+
+    /// Checks a configuration that `path` holds.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the key.
+    pub fn from_json(path: &Path, value: Value) -> Result<Self, ConfigError> {
+        let wrong = |problem: String| ConfigError::Yaml {
+            path: path.to_path_buf(),
+            problem,
+        };
         let Value::Object(sections) = value else {
             return Err(wrong(
                 "a configuration is a map with the sections data, order and run".into(),

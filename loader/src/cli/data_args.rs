@@ -8,6 +8,7 @@ use ceteris_samplers::OrderSpec;
 use ceteris_samplers::orders::megatron_dataset::MegatronDataset;
 use clap::Args;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::config::Config;
 use super::failure::Failure;
@@ -110,6 +111,37 @@ pub struct DataChoice {
 }
 
 impl DataArgs {
+    /// The same flags but for those that set one of `keys`; another dataset leaves out what names this one.
+    #[must_use]
+    pub fn without(&self, keys: &[&str]) -> Self {
+        let mut args = self.clone();
+        let has = |key: &str| keys.contains(&key);
+        if has("cache_dir") || has("data_path") {
+            args.cache_dir = None;
+            args.megatron = MegatronArgs::default();
+        }
+        if has("split") {
+            args.split = None;
+        }
+        if has("column") {
+            args.column = None;
+        }
+        if has("indices") {
+            args.indices = None;
+        }
+        if has("seq_length") {
+            args.seq_length = None;
+        }
+        if has("on_ragged") {
+            args.on_ragged = None;
+        }
+        args.truncate &= !has("truncate");
+        if has("pad_id") {
+            args.pad_id = None;
+        }
+        args
+    }
+
     /// Flags and file together.
     ///
     /// # Errors
@@ -122,8 +154,43 @@ impl DataArgs {
                     .map(|path| path.0))
             };
         let cache_dir = path(config, "cache_dir", &self.cache_dir)?;
+        let options = self.table_options(config)?;
+        let place = match (
+            cache_dir,
+            self.megatron.resolve(config, options.split.as_deref())?,
+        ) {
+            (Some(_), Some(_)) => {
+                return Err(Failure::new("a table of rows and Megatron data are both named")
+                    .fix("give --cache-dir or --data-path, not both"));
+            }
+            (Some(cache_dir), None) => Place::Table(cache_dir),
+            (None, Some(megatron)) => {
+                refuse_table_options(&options)?;
+                Place::Megatron(Box::new(megatron))
+            }
+            (None, None) => {
+                return Err(Failure::new("no dataset is named").fix(
+                    "give --cache-dir DIR (or --data-path for Megatron data), or `data: { cache_dir: … }` in a --config \
+                     file; `loader ids` needs no dataset",
+                ));
+            }
+        };
+        Ok(DataChoice { place, options })
+    }
+
+    /// How a table of rows is to be read.
+    ///
+    /// # Errors
+    /// A failure when a value has the wrong type.
+    pub fn table_options(&self, config: &mut Config) -> Result<SourceOptions, Failure> {
+        let path =
+            |config: &mut Config, key: &str, flag: &Option<PathBuf>| -> Result<Option<PathBuf>, Failure> {
+                Ok(config
+                    .choose("data", key, flag.clone().map(FilePath))?
+                    .map(|path| path.0))
+            };
         let on_ragged = config.choose("data", "on_ragged", self.on_ragged)?;
-        let options = SourceOptions {
+        Ok(SourceOptions {
             split: config.choose("data", "split", self.split.clone())?,
             column: config
                 .choose("data", "column", self.column.clone())?
@@ -141,36 +208,7 @@ impl DataArgs {
             pad_id: config.choose("data", "pad_id", self.pad_id)?,
             vocab_size: config.choose("data", "vocab_size", self.vocab_size)?,
             decode_cache: path(config, "decode_cache", &self.decode_cache)?,
-        };
-        let place = match (
-            cache_dir,
-            self.megatron.resolve(config, options.split.as_deref())?,
-        ) {
-            (Some(_), Some(_)) => {
-                return Err(Failure::new("a table of rows and Megatron data are both named")
-                    .fix("give --cache-dir or --data-path, not both"));
-            }
-            (Some(cache_dir), None) => {
-                if options.pad_id.is_some() && options.on_ragged != OnRagged::Pad {
-                    return Err(
-                        Failure::new("pad_id fills short rows up, and nothing asks for that")
-                            .fix("give --on-ragged pad with it, or leave it out"),
-                    );
-                }
-                Place::Table(cache_dir)
-            }
-            (None, Some(megatron)) => {
-                refuse_table_options(&options)?;
-                Place::Megatron(Box::new(megatron))
-            }
-            (None, None) => {
-                return Err(Failure::new("no dataset is named").fix(
-                    "give --cache-dir DIR (or --data-path for Megatron data), or `data: { cache_dir: … }` in a --config \
-                     file; `loader ids` needs no dataset",
-                ));
-            }
-        };
-        Ok(DataChoice { place, options })
+        })
     }
 }
 
@@ -206,6 +244,37 @@ fn refuse_table_options(options: &SourceOptions) -> Result<(), Failure> {
 }
 
 impl DataChoice {
+    /// The choice as the `data` section of a configuration.
+    ///
+    /// # Errors
+    /// A path that is not UTF-8.
+    pub fn config_entries(&self) -> Result<Map<String, Value>, Failure> {
+        let mut entries = match serde_json::to_value(&self.options)? {
+            Value::Object(entries) => entries,
+            _ => Map::new(),
+        };
+        // Where copies are kept is not a property of the run.
+        entries.remove("decode_cache");
+        match &self.place {
+            Place::Table(cache_dir) => {
+                entries.insert("cache_dir".to_owned(), serde_json::to_value(cache_dir)?);
+            }
+            Place::Megatron(choice) => {
+                // Those of a table's options that have values of their own are refused beside Megatron data.
+                for key in ["column", "on_ragged", "truncate", "split"] {
+                    entries.remove(key);
+                }
+                entries.extend(choice.config_entries());
+            }
+        }
+        Ok(entries)
+    }
+
+    /// The dataset is a table of rows, the same under every order.
+    pub fn is_table(&self) -> bool {
+        matches!(self.place, Place::Table(_))
+    }
+
     /// Opens the dataset and describes it; Megatron data is indexed for `order`. Warnings about it go to stderr unless
     /// `quiet`.
     ///

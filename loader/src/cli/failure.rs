@@ -38,7 +38,7 @@ impl Failure {
     }
 
     /// The reader of our output went away (`| head`): not an error of ours.
-    pub fn is_broken_pipe(&self) -> bool {
+    fn is_broken_pipe(&self) -> bool {
         self.error.chain().any(|cause| {
             cause
                 .downcast_ref::<io::Error>()

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::failure::Failure;
 use super::order_args::OrderChoice;
 use super::plan::Plan;
+pub use crate::report::words::{count, grouped as group};
 
 /// Ids written out in text before "and n more".
 const SHOWN: usize = 16;
@@ -245,11 +246,6 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A count with its noun: 1 step, 83 steps.
-pub fn count(value: u64, noun: &str) -> String {
-    format!("{} {noun}{}", group(value), if value == 1 { "" } else { "s" })
-}
-
 /// The first few of a list, and how many more there are.
 pub fn some_of(values: &[u64]) -> String {
     let shown: Vec<String> = values.iter().take(SHOWN).map(u64::to_string).collect();
@@ -259,19 +255,6 @@ pub fn some_of(values: &[u64]) -> String {
     } else {
         format!("{} and {} more", shown.join(", "), group(more as u64))
     }
-}
-
-/// A number with its thousands set apart: 336640 is 336,640.
-pub fn group(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

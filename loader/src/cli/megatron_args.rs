@@ -145,21 +145,7 @@ impl MegatronArgs {
             .choose("data", "no_rebuild", self.no_rebuild.then_some(true))?
             .unwrap_or(false);
         let data = match (whole, parts.iter().any(Option::is_some)) {
-            (None, false) => {
-                let given = [
-                    (split_asked.is_some(), "data_split"),
-                    (cache.is_some(), "data_cache_path"),
-                    (import.is_some(), "megatron_cache"),
-                    (no_rebuild, "no_rebuild"),
-                ];
-                return match given.iter().find(|(given, _)| *given) {
-                    None => Ok(None),
-                    Some((_, key)) => Err(Failure::new(format!(
-                        "{key} is about Megatron data, and none is named"
-                    ))
-                    .fix(format!("give --data-path, or leave {key} out"))),
-                };
-            }
+            (None, false) => return Ok(None),
             (Some(_), true) => {
                 return Err(Failure::new("--data-path and a data path per split are both given").fix(
                     "give --data-path with --split, or --train-data-path, --valid-data-path and --test-data-path",
@@ -239,6 +225,41 @@ impl MegatronChoice {
     /// The datasets and how they are cut.
     pub fn data(&self) -> &DataSpec {
         &self.data
+    }
+
+    /// The data as the `data` section of a configuration; caches are left out.
+    pub fn config_entries(&self) -> serde_json::Map<String, Value> {
+        let items = |blend: &BlendSpec| -> Value {
+            let weights = blend
+                .weights
+                .iter()
+                .flatten()
+                .map(|weight| Some(weight.to_string()));
+            let weights = weights.chain(std::iter::repeat(None));
+            let items = blend.prefixes.iter().zip(weights);
+            items
+                .flat_map(|(prefix, weight)| weight.into_iter().chain([prefix.clone()]))
+                .collect()
+        };
+        let mut entries = serde_json::Map::new();
+        match &self.data {
+            DataSpec::Cut { blend, split } => {
+                entries.insert("data_path".to_owned(), items(blend));
+                entries.insert("split".to_owned(), split.clone().into());
+            }
+            DataSpec::PerSplit(blends) => {
+                for (key, blend) in ["train_data_path", "valid_data_path", "test_data_path"]
+                    .iter()
+                    .zip(blends)
+                {
+                    if let Some(blend) = blend {
+                        entries.insert((*key).to_owned(), items(blend));
+                    }
+                }
+            }
+        }
+        entries.insert("data_split".to_owned(), self.split.name().into());
+        entries
     }
 
     /// The split that was asked for.

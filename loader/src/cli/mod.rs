@@ -3,15 +3,18 @@
 //! Exit codes: 0 done (or the reader of the output went away), 1 the comparison a command makes came out different,
 //! 2 an error. With a machine format stdout holds the data alone; header, notes, progress and summary go to stderr.
 
+mod audit;
 mod bench;
 mod check;
 mod config;
 mod data_args;
+mod diff;
 mod failure;
 mod header;
 mod ids;
 mod index;
 mod inspect;
+mod manifest;
 mod megatron_args;
 mod order_args;
 mod orders;
@@ -21,7 +24,11 @@ mod prepare;
 mod progress;
 mod ranges;
 mod select_args;
+mod sides;
 mod stream;
+mod token_files;
+mod verify;
+mod where_;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -90,11 +97,21 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Looks through a corpus: begin and end tokens, ids, padding, duplicates.
+    #[command(
+        after_help = "Examples:\n  loader audit tests/data/shakespeare --tokenizer tests/golden/text\n  loader audit --order fla --seed 42 --cache-dir tests/data/shakespeare --epochs 2"
+    )]
+    Audit(Box<audit::AuditArgs>),
     /// Measures how fast an order comes off this machine, beside what the machine allows.
     #[command(
         after_help = "Example:\n  loader bench --cache-dir tests/data/shakespeare --order fla --seed 42 --micro-batch-size 32 --seq-length 128 --consumer-ms 1"
     )]
     Bench(Box<bench::BenchArgs>),
+    /// Says where two runs' data part, and what kind of difference it is.
+    #[command(
+        after_help = "Examples:\n  loader diff fla hf-trainer --cache-dir tests/data/shakespeare --seed 42 \\\n    --micro-batch-size 4\n  loader diff fla,seed=42 fla,seed=43 --num-samples 50000000 --world-size 8\n  loader diff hf-trainer,seed=7 runs/a/consumed --cache-dir DATASET"
+    )]
+    Diff(Box<diff::DiffArgs>),
     /// Prints an order without any dataset.
     #[command(
         after_help = "Example:\n  loader ids --order hf-trainer --num-samples 103 --world-size 2 --micro-batch-size 4 --seed 1"
@@ -112,12 +129,27 @@ enum Command {
                       --out target/shakespeare --overwrite"
     )]
     Prepare(prepare::PrepareArgs),
+    /// Writes an order down in less than 10 kB; regenerates and checks it elsewhere.
+    #[command(
+        after_help = "Examples:\n  loader manifest write --order fla --seed 42 --cache-dir tests/data/shakespeare --world-size 8\n  loader manifest check --manifest run.manifest.json --cache-dir DATASET_ELSEWHERE"
+    )]
+    Manifest(manifest::ManifestArgs),
     /// Says what a dataset folder holds.
     #[command(after_help = "Example:\n  loader inspect --cache-dir tests/data/shakespeare")]
     Inspect(inspect::InspectArgs),
     /// Lists the orders: whose behaviour each is, who needs it, its options.
     #[command(after_help = "Example:\n  loader orders hf-trainer")]
     Orders(orders::OrdersArgs),
+    /// Says whether a logged run consumed the order claimed, and which one it did if not.
+    #[command(
+        after_help = "Example:\n  loader verify --log tests/data/run_logs/trainer --order hf-trainer --seed 7 \\\n    --cache-dir tests/data/shakespeare"
+    )]
+    Verify(Box<verify::VerifyArgs>),
+    /// Says which documents a step consumed, and where a sample or document was consumed.
+    #[command(
+        after_help = "Examples:\n  loader where --step 17 --rank 3 --order fla --seed 42 --cache-dir tests/data/shakespeare \\\n    --world-size 8 --bos-id 1\n  loader where --sample 471 --epochs 3 --order fla --seed 42 --cache-dir tests/data/shakespeare \\\n    --world-size 8"
+    )]
+    Where(Box<where_::WhereArgs>),
 }
 
 fn examples_text() -> String {
@@ -161,12 +193,17 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut out = Output::stdout();
     let done = match &cli.command {
         None => stream::run(&cli.stream, &mut out).map(|()| true),
+        Some(Command::Audit(args)) => audit::run(args, &mut out),
         Some(Command::Bench(args)) => bench::run(args, &mut out).map(|()| true),
+        Some(Command::Diff(args)) => diff::run(args, &mut out),
         Some(Command::Ids(args)) => ids::run(args, &mut out).map(|()| true),
         Some(Command::Index(args)) => index::run(args, &mut out),
         Some(Command::Prepare(args)) => prepare::run(args, &mut out).map(|()| true),
         Some(Command::Inspect(args)) => inspect::run(args, &mut out).map(|()| true),
         Some(Command::Orders(args)) => orders::run(args, &mut out).map(|()| true),
+        Some(Command::Manifest(args)) => manifest::run(args, &mut out),
+        Some(Command::Verify(args)) => verify::run(args, &mut out),
+        Some(Command::Where(args)) => where_::run(args, &mut out).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -212,6 +212,21 @@ impl OrderArgs {
     /// # Errors
     /// A failure naming the option at fault.
     pub fn resolve(&self, config: &mut Config) -> Result<OrderChoice, Failure> {
+        self.resolve_with(
+            config,
+            Geometry {
+                world_size: 1,
+                micro_batch_size: 1,
+                gradient_accumulation_steps: 1,
+            },
+        )
+    }
+
+    /// Flags and file together; what neither says of the layout is as in `otherwise`.
+    ///
+    /// # Errors
+    /// A failure naming the option at fault.
+    pub fn resolve_with(&self, config: &mut Config, otherwise: Geometry) -> Result<OrderChoice, Failure> {
         let (name, options) = self.name_and_options(config)?;
         let spec = OrderSpec::from_options(&name, options).map_err(|error| match config.path() {
             Some(path) => Failure::from(error).context(format!("{} and the flags", path.display())),
@@ -220,7 +235,7 @@ impl OrderArgs {
         let spec = spec.or_fix("`loader orders` lists every order and its options")?;
         Ok(OrderChoice {
             spec,
-            geometry: self.geometry.resolve(config)?,
+            geometry: self.geometry.resolve(config, otherwise)?,
         })
     }
 
@@ -270,16 +285,61 @@ impl OrderArgs {
     }
 }
 
+impl OrderArgs {
+    /// The same flags but for those that set one of `keys`.
+    #[must_use]
+    pub fn without(&self, keys: &[&str]) -> Self {
+        let mut args = self.clone();
+        if keys.contains(&"name") {
+            args.name = None;
+        }
+        args.options.retain(|(key, _)| !keys.contains(&key.as_str()));
+        for (key, flag) in [
+            ("world_size", &mut args.geometry.world_size),
+            ("micro_batch_size", &mut args.geometry.micro_batch_size),
+            (
+                "gradient_accumulation_steps",
+                &mut args.geometry.gradient_accumulation_steps,
+            ),
+        ] {
+            if keys.contains(&key) {
+                *flag = None;
+            }
+        }
+        args
+    }
+
+    /// A flag names the order.
+    pub fn is_named(&self) -> bool {
+        self.name.is_some()
+    }
+
+    /// The layout that flags ask for, 1 where they do not.
+    pub fn layout_asked(&self) -> Geometry {
+        Geometry {
+            world_size: self.geometry.world_size.unwrap_or(1),
+            micro_batch_size: self.geometry.micro_batch_size.unwrap_or(1),
+            gradient_accumulation_steps: self.geometry.gradient_accumulation_steps.unwrap_or(1),
+        }
+    }
+}
+
 impl GeometryArgs {
-    fn resolve(self, config: &mut Config) -> Result<Geometry, Failure> {
-        let mut choose =
-            |key: &str, flag| -> Result<u64, Failure> { Ok(config.choose("run", key, flag)?.unwrap_or(1)) };
+    fn resolve(self, config: &mut Config, otherwise: Geometry) -> Result<Geometry, Failure> {
+        let mut choose = |key: &str, flag, otherwise| -> Result<u64, Failure> {
+            Ok(config.choose("run", key, flag)?.unwrap_or(otherwise))
+        };
         let geometry = Geometry {
-            world_size: choose("world_size", self.world_size)?,
-            micro_batch_size: choose("micro_batch_size", self.micro_batch_size)?,
+            world_size: choose("world_size", self.world_size, otherwise.world_size)?,
+            micro_batch_size: choose(
+                "micro_batch_size",
+                self.micro_batch_size,
+                otherwise.micro_batch_size,
+            )?,
             gradient_accumulation_steps: choose(
                 "gradient_accumulation_steps",
                 self.gradient_accumulation_steps,
+                otherwise.gradient_accumulation_steps,
             )?,
         };
         geometry.check()?;

@@ -98,7 +98,7 @@ impl Plan {
         })
     }
 
-    /// From a micro-step on, to the end of `epochs` epochs (by default 1) counted from epoch 0.
+    /// From a micro-step on, to the end of `epochs` epochs counted from epoch 0 (by default, of the epoch it is in).
     ///
     /// # Errors
     /// A failure when nothing is left, or the last epoch does not exist.
@@ -109,13 +109,13 @@ impl Plan {
         } else {
             first
         };
-        let end = epochs.unwrap_or(1);
+        let end = epochs.unwrap_or(first.0 + 1);
         if first.0 >= end {
             return Err(Failure::new(format!(
-                "nothing is left of {end} epoch(s): the state stands at micro-step {} of epoch {}, counted from 0",
-                first.1, first.0
+                "nothing is left: the state stands at the end of epoch {}",
+                first.0 - 1
             ))
-            .fix(format!("--epochs {} goes on to the end of that epoch", first.0 + 1)));
+            .fix(format!("--epochs {} goes on into the next epoch", first.0 + 1)));
         }
         let whole = Self::new(order, first.0, Some(end - first.0), StepRange::ALL)?;
         Ok(Self { first, ..whole })

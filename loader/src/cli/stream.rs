@@ -4,9 +4,8 @@
 //! to be used is read once beforehand; a summary is held back until the stream has ended, unless stdout is a
 //! terminal.
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,9 +28,8 @@ use crate::emit::{Emit, Emitter, Layout, Record, emitter};
 use crate::fingerprint::{self, Fingerprint, RunFingerprint};
 use crate::pipeline::{
     self, DEFAULT_PREFETCH, DEFAULT_WORKERS, Loader, LoaderError, LoaderOptions, LoaderState, MicroBatch,
-    Notice, NoticeSink, StateError, StopSignal,
+    Notice, NoticeSink, StopSignal,
 };
-use crate::source::Source;
 
 /// Flags of the bare form.
 #[derive(Args, Debug)]
@@ -51,7 +49,7 @@ pub struct StreamArgs {
     /// Where the stream stands is written here when it ends, also when it is interrupted: a small JSON for --resume.
     #[arg(long, value_name = "FILE", help_heading = "Going on later")]
     save_state: Option<PathBuf>,
-    /// Go on where a state stands, up to the end of --epochs (counted from epoch 0, by default 1). A state of another order or dataset is
+    /// Go on where a state stands, up to the end of --epochs (counted from epoch 0). A state of another order or dataset is
     /// refused; another layout of the same global batch is not.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["epoch", "steps"], help_heading = "Going on later")]
     resume: Option<PathBuf>,
@@ -85,12 +83,10 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         seq_length,
         megatron,
     } = data.open(&choice.spec, output.quiet)?;
-    let Some(seq_length) = seq_length else {
-        return Err(ragged(&*source)?);
-    };
-    if let Some(path) = &args.save_state {
-        check_writable(path)?;
-    }
+    let seq_length = seq_length.ok_or_else(|| {
+        Failure::new("rows differ in length, and the length of a sample is not given")
+            .fix("give --seq-length T, and with --on-ragged what to do with other rows")
+    })?;
     let building = Progress::spinner("building the order", output.quiet);
     let order = choice.build(source.num_samples(), megatron)?;
     let base = LoaderOptions {
@@ -108,24 +104,15 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         ..LoaderOptions::new(seq_length)
     };
     let state = args.resume.as_deref().map(LoaderState::load).transpose()?;
-    let plan = match args.resume.as_deref().zip(state.as_ref()) {
+    let plan = match &state {
         None => Plan::new(&*order, output.epoch, output.epochs, output.steps)?,
         Some(_) if output.epoch != 0 || output.steps != StepRange::ALL => {
             return Err(Failure::new(
                 "--resume goes on where its state stands: `epoch` and `steps` cannot be given with it",
             ));
         }
-        Some((path, state)) => {
-            let first = Loader::resume_point(&*source, &*order, &base, state).map_err(|error| {
-                let changed = matches!(error, LoaderError::State(StateError::GlobalBatch { .. }));
-                let failure =
-                    Failure::from(error).context(format!("{}: no state to go on from", path.display()));
-                match changed {
-                    true => failure
-                        .fix("--allow-global-batch-change goes on and says what repeats and what is skipped"),
-                    false => failure,
-                }
-            })?;
+        Some(state) => {
+            let first = Loader::resume_point(&*source, &*order, &base, state)?;
             Plan::from(&*order, first, output.epochs)?
         }
     };
@@ -167,17 +154,11 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         Some(state) => Loader::resume(source, Arc::clone(&order), options, state)?,
     };
     let streamed = stream(out, &mut *emitter, &mut loader, &plan, output.emit, &progress);
-    // What was written so far is whole lines; without this the buffer's end would be lost from the middle of one.
-    if streamed.as_ref().is_err_and(|failure| !failure.is_broken_pipe())
-        && output.emit != Emit::Summary
-        && output.format.is_lines()
-    {
-        out.flush()?;
-    }
     // After a signal all batches taken have been written, so the position is worth keeping; after a failure it is not.
     if let Some(path) = &args.save_state
         && streamed.as_ref().map_or_else(Failure::is_interruption, |_| true)
     {
+        out.flush()?;
         loader.state()?.save(path).map_err(LoaderError::from)?;
     }
     let streamed = streamed?;
@@ -197,48 +178,6 @@ pub fn run(args: &StreamArgs, out: &mut Stdout) -> Result<(), Failure> {
         ));
     }
     Ok(())
-}
-
-/// Rows differ in length and none was asked for: the first row that shows it.
-///
-/// # Errors
-/// Rows that cannot be read.
-pub(super) fn ragged(source: &dyn Source) -> Result<Failure, Failure> {
-    let first = source.sample_len(0)?;
-    let mut message = "rows differ in length, and the length of a sample is not given".to_owned();
-    for id in 1..source.num_samples() {
-        let len = source.sample_len(id)?;
-        if len != first {
-            let file = source
-                .file_of(id)
-                .map_or_else(String::new, |file| format!(" (in {})", file.display()));
-            message = format!(
-                "rows differ in length: row {} has {first} tokens, row {}{file} has {len}, and --seq-length is not given",
-                source.stored_row(0),
-                source.stored_row(id)
-            );
-            break;
-        }
-    }
-    Ok(Failure::new(message).fix("give --seq-length T, and with --on-ragged what to do with other rows"))
-}
-
-/// A place that cannot be written to is better found before the stream than at its end.
-fn check_writable(path: &Path) -> Result<(), Failure> {
-    let mut probe = path.as_os_str().to_owned();
-    probe.push(".probe");
-    let check = || {
-        if path.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        fs::write(&probe, b"")?;
-        fs::remove_file(&probe)
-    };
-    check().map_err(|e: io::Error| {
-        Failure::from(e)
-            .context(format!("{}: a state cannot be written here", path.display()))
-            .fix("give --save-state a file name in a folder that exists")
-    })
 }
 
 /// What came out of the loader.

@@ -48,11 +48,6 @@ impl Format {
     pub fn is_machine(self) -> bool {
         self != Format::Text
     }
-
-    /// Written line by line, each of which is whole without those after it.
-    pub fn is_lines(self) -> bool {
-        matches!(self, Format::Text | Format::Jsonl)
-    }
 }
 
 /// What one rank consumes in one micro-step.

@@ -120,13 +120,8 @@ pub fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Anonymous memory of this process now, in bytes, without what is free but kept by the allocator.
+/// Anonymous memory of this process now, in bytes.
 pub fn anonymous_memory() -> Option<u64> {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: gives unused memory of the heap back to the system; takes no pointer.
-    unsafe {
-        libc::malloc_trim(0);
-    }
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)

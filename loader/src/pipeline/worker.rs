@@ -235,24 +235,14 @@ impl Assembler {
         let mut bytes = 0;
         for (group, &rank) in self.shape.ranks.iter().enumerate() {
             let mut valid = 0;
-            let place_of = |slot: usize| Place {
-                micro_step: step.micro_step,
-                rank,
-                slot: slot as u64,
-            };
-            let mut next = index.sample(place_of(0));
             for slot in 0..b {
                 let row = group * b + slot;
-                let place = place_of(slot);
-                let sample = next;
-                next = if slot + 1 < b {
-                    index.sample(place_of(slot + 1))
-                } else {
-                    None
+                let place = Place {
+                    micro_step: step.micro_step,
+                    rank,
+                    slot: slot as u64,
                 };
-                if let Some(next) = next {
-                    self.source.read_next(next);
-                }
+                let sample = index.sample(place);
                 if let Some(sample) = sample {
                     if valid != slot {
                         return Err(LoaderError::Gap {

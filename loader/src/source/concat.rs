@@ -87,12 +87,6 @@ impl Source for ConcatSource {
         source.read(id, out)
     }
 
-    fn read_next(&self, id: SampleId) {
-        if let Ok((source, id)) = self.at(id) {
-            source.read_next(id);
-        }
-    }
-
     fn will_need(&self, ids: &[SampleId]) {
         for &id in ids {
             if let Ok((source, id)) = self.at(id) {

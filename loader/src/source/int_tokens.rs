@@ -136,7 +136,8 @@ unsafe fn copy_any(int: IntType, from: *const u8, out: &mut [i32], max: u32) -> 
             IntType::U8 => copy_typed::<u8>(from.cast(), out, max),
             IntType::I16 => copy_typed::<i16>(from.cast(), out, max),
             IntType::U16 => copy_typed::<u16>(from.cast(), out, max),
-            IntType::I32 | IntType::U32 => copy_words(from, out, max),
+            IntType::I32 => copy_typed::<i32>(from.cast(), out, max),
+            IntType::U32 => copy_typed::<u32>(from.cast(), out, max),
             IntType::I64 => copy_typed::<i64>(from.cast(), out, max),
             IntType::U64 => copy_typed::<u64>(from.cast(), out, max),
         }
@@ -154,24 +155,6 @@ unsafe fn copy_typed<T: Stored>(from: *const T, out: &mut [i32], max: u32) -> bo
         let low = value.low();
         bad |= u32::from(low > max) | value.beyond();
         *slot = low as i32;
-    }
-    bad == 0
-}
-
-/// Values of the width of a token: copied as bytes, which the platform's `memcpy` does with more reads under way than a loop
-/// that also compares, and compared afterwards, in the cache.
-///
-/// # Safety
-/// As [`copy_typed`] for values of four bytes.
-#[inline(always)]
-unsafe fn copy_words(from: *const u8, out: &mut [i32], max: u32) -> bool {
-    // SAFETY: the caller's promise; any four bytes are an i32.
-    unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), size_of_val(out)) };
-    let mut bad = 0u32;
-    for slot in out {
-        *slot = i32::from_le(*slot);
-        // A negative value is above any `max`.
-        bad |= u32::from(*slot as u32 > max);
     }
     bad == 0
 }

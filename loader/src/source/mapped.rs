@@ -180,16 +180,6 @@ impl MappedFile {
         }
     }
 
-    /// Fetches `len` bytes from `at` into the cache, the translations of their addresses with them: a copy of a row that lies
-    /// anywhere starts with both missing, and the processor's own prefetcher stops at each page.
-    #[inline]
-    pub(crate) fn prefetch(&self, at: u64, len: u64) {
-        if let Some(from) = self.bytes(at, len) {
-            // `bytes` checked that the range fits the map.
-            prefetch_pages(from, len as usize);
-        }
-    }
-
     /// Asks the system to page in `len` bytes from `at`; out-of-range parts are ignored.
     pub(crate) fn will_need(&self, at: u64, len: u64) {
         let Some(map) = &self.map else { return };
@@ -199,28 +189,6 @@ impl MappedFile {
             let _ = map.advise_range(Advice::WillNeed, at, len);
         }
     }
-}
-
-/// Fetches the first lines of each page, enough for the processor's own prefetcher to take over; of long rows only as much as
-/// waits in the cache without pushing out what is in use.
-#[inline(always)]
-fn prefetch_pages(from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        const PAGE: usize = 4096;
-        const LINE: usize = 64;
-        const LINES: usize = 8;
-        const MOST: usize = 4 * PAGE;
-        for page in (0..len.min(MOST)).step_by(PAGE) {
-            for line in 0..LINES {
-                // SAFETY: a prefetch reads nothing the program can see and never faults, whatever the address.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(page + line * LINE).cast()) };
-            }
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, len);
 }
 
 #[cfg(test)]

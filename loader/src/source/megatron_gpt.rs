@@ -16,7 +16,7 @@ use ceteris_samplers::orders::megatron_index::{GptIndexError, Part};
 
 use super::megatron::IndexedDataset;
 use super::megatron_idx::TokenType;
-use super::{Source, SourceError};
+use super::{DocumentSpan, Source, SourceError};
 
 /// Random access to the samples of a Megatron run.
 #[derive(Debug)]
@@ -220,6 +220,31 @@ impl Source for GptSource {
             at = at.saturating_add(self.length_of(part, stretch)?);
         }
         Ok(())
+    }
+
+    fn document_spans(&self, id: SampleId, spans: &mut Vec<DocumentSpan>) -> Result<bool, SourceError> {
+        let (part, stretches) = self.stretches(id)?;
+        let data = &self.data[part];
+        let mut at = 0u64;
+        // The extra token belongs to the next sample as well; a sample is its `seq_length` input tokens.
+        let width = self.seq_length as u64;
+        for stretch in &stretches {
+            let length = self.length_of(part, stretch)?.min(width.saturating_sub(at));
+            if length == 0 {
+                continue;
+            }
+            spans.push(DocumentSpan {
+                part,
+                document: data.document_of(stretch.sequence)?,
+                sequence: stretch.sequence,
+                start: stretch.offset,
+                end: stretch.offset.saturating_add(length),
+                sequence_len: data.index().sequence(stretch.sequence)?.length.into(),
+                at,
+            });
+            at = at.saturating_add(length);
+        }
+        Ok(true)
     }
 
     fn check_unchanged(&self) -> Result<(), SourceError> {

@@ -52,10 +52,6 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Hints that these samples will be read soon (page-in ahead of a cold read). Does nothing by default.
     fn will_need(&self, _ids: &[SampleId]) {}
 
-    /// Hints that this sample, which is in memory, is read next (cache lines ahead of a warm read). Does nothing by
-    /// default.
-    fn read_next(&self, _id: SampleId) {}
-
     /// The file that holds sample `id`, for error messages.
     fn file_of(&self, id: SampleId) -> Option<PathBuf>;
 
@@ -87,6 +83,15 @@ pub trait Source: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Appends the documents, or parts of documents, that sample `id` is made of, in the sequence they stand in it.
+    /// Returns false where the source does not know documents.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    fn document_spans(&self, _id: SampleId, _spans: &mut Vec<DocumentSpan>) -> Result<bool, SourceError> {
+        Ok(false)
+    }
+
     /// Checks that no file changed its length or was rewritten since it was opened (one `fstat` per file).
     ///
     /// A page that vanishes under a memory map is an error at the read that touches it, but the rest of the
@@ -98,6 +103,25 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn check_unchanged(&self) -> Result<(), SourceError> {
         Ok(())
     }
+}
+
+/// A document's part in a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DocumentSpan {
+    /// Which of [`Source::part_names`], 0 where there is one dataset.
+    pub part: usize,
+    /// The document.
+    pub document: u64,
+    /// The stored sequence of it (datasets whose documents are one sequence each number both alike).
+    pub sequence: u64,
+    /// First token of the sequence that the sample has.
+    pub start: u64,
+    /// First token of the sequence behind it.
+    pub end: u64,
+    /// Tokens of the sequence.
+    pub sequence_len: u64,
+    /// Where in the sample it starts.
+    pub at: u64,
 }
 
 /// Why a source cannot be opened or read.

@@ -366,18 +366,6 @@ impl ArrowTable {
         }
     }
 
-    /// Fetches the start of `row`; a row out of range is ignored.
-    #[inline]
-    pub(crate) fn prefetch(&self, row: u64) {
-        if let Ok(found) = self.find(row) {
-            let width = self.int.width();
-            let at = found.batch.layout.values_at + found.first * width;
-            self.parts[found.batch.part as usize]
-                .map
-                .prefetch(at, found.len * width);
-        }
-    }
-
     /// Asks for the pages of these rows, one request for rows that follow each other in a file; rows out of range
     /// are ignored.
     pub(crate) fn will_need(&self, rows: impl Iterator<Item = u64>) {

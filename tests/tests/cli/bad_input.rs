@@ -109,7 +109,7 @@ fn no_dataset_no_order_no_length() {
     );
     let ragged = "tests/golden/hf/ragged_list_int32_4shards";
     let error = line(&format!("--order fla --seed 1 --cache-dir {ragged}")).refused();
-    assert_names(&error, &["rows differ in length: row ", "--seq-length"]);
+    assert_names(&error, &["rows differ in length", "--seq-length"]);
     assert_names(&line("ids --order fla --seed 1").refused(), &["--num-samples"]);
     assert_names(
         &line("--order flo --seed 1").refused(),
@@ -407,19 +407,5 @@ fn usage_errors_are_code_2_and_leave_stdout_empty() {
             "{words}: {}",
             ran.stderr
         );
-    }
-}
-
-#[test]
-fn options_that_would_do_nothing_are_refused() {
-    for (words, part) in [
-        ("--pad-id 3", "pad_id"),
-        ("--data-split valid", "data_split is about Megatron data"),
-        ("--data-cache-path /tmp", "data_cache_path"),
-        ("--no-rebuild", "no_rebuild"),
-        ("--world-size 70000", "at most 65536 ranks"),
-    ] {
-        let text = shakespeare(words).refused();
-        assert!(text.contains(part), "{words}: {text}");
     }
 }

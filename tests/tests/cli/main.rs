@@ -4,10 +4,13 @@ mod bad_input;
 mod bench;
 mod config;
 mod contract;
+mod diff;
 mod examples;
 mod fla_pipeline;
 mod ids;
 mod prepare;
+mod provenance;
+mod python_log;
 mod state;
 
 use std::path::{Path, PathBuf};

@@ -6,6 +6,7 @@ mod ingestion;
 mod megatron;
 mod mixing;
 mod orders;
+mod provenance;
 mod resume;
 mod runtime;
 #[path = "../pipeline/toy.rs"]

@@ -290,13 +290,6 @@ impl Source for HfSource {
             .read_row(self.row(id)?, out, self.limit, self.max_token)
     }
 
-    #[inline]
-    fn read_next(&self, id: SampleId) {
-        if let Some(row) = self.rows.get(id) {
-            self.table.prefetch(row);
-        }
-    }
-
     fn will_need(&self, ids: &[SampleId]) {
         self.table
             .will_need(ids.iter().filter_map(|&id| self.rows.get(id)));

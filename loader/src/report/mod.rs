@@ -1,0 +1,9 @@
+//! Reports of a comparison: sentences and numbers for a terminal, JSON for programs, a page for people.
+
+pub mod decode;
+mod drawings;
+pub mod html;
+pub mod json;
+pub mod svg;
+pub mod text;
+pub mod words;
