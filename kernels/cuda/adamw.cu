@@ -4,22 +4,41 @@
 // hyper (f64, device): {lr, step counted from 1}. Factors of scalars are formed in f64 and rounded once.
 #include "vec.cuh"
 
+// factors: {lr / bc1, 1 / sqrt(bc2)}. One thread.
+extern "C" __global__ void adamw_factors(const double* __restrict__ hyper, double beta1, double beta2, float* __restrict__ factors) {
+  const double lr = hyper[0], t = hyper[1];
+  factors[0] = (float)(lr / (1.0 - pow(beta1, t)));
+  factors[1] = (float)(1.0 / sqrt(1.0 - pow(beta2, t)));
+}
+
+// A list of ranges of tensors: `first` holds the first block of each, ascending, past the end of the list a number no
+// block has; copy may be null. A block takes 2048 values.
+constexpr int RANGES = 32;
+struct Ranges {
+  float* p[RANGES];
+  const float* g[RANGES];
+  float* m[RANGES];
+  float* v[RANGES];
+  bf16* copy[RANGES];
+  double decay[RANGES];
+  long long n[RANGES];
+  long long first[RANGES];
+};
+
 extern "C" __global__ void __launch_bounds__(256)
-adamw(float* p, const float* __restrict__ g, float* m, float* v, bf16* copy, const double* __restrict__ hyper, const double* __restrict__ coefficient,
-      double beta1, double beta2, float eps, double weight_decay, long long n) {
-  __shared__ float s[4];
-  if (threadIdx.x == 0) {
-    const double lr = hyper[0], t = hyper[1];
-    s[0] = (float)(lr / (1.0 - pow(beta1, t)));
-    s[1] = (float)(1.0 / sqrt(1.0 - pow(beta2, t)));
-    s[2] = (float)(1.0 - lr * weight_decay);
-    s[3] = (float)*coefficient;
-  }
-  __syncthreads();
-  const float step = s[0], rbc2 = s[1], keep = s[2], clip = s[3];
-  const float b1 = (float)beta1, b2 = (float)beta2, c1 = (float)(1.0 - beta1), c2 = (float)(1.0 - beta2);
-  const long long i = ((long long)blockIdx.x * 256 + threadIdx.x) * 8;
+adamw(const __grid_constant__ Ranges r, const double* __restrict__ hyper, const double* __restrict__ coefficient, const float* __restrict__ factors,
+      double beta1, double beta2, float eps) {
+  int at = 0;
+#pragma unroll
+  for (int k = RANGES / 2; k > 0; k >>= 1)
+    if ((long long)blockIdx.x >= r.first[at + k]) at += k;
+  const long long n = r.n[at], i = ((blockIdx.x - r.first[at]) * 256 + threadIdx.x) * 8;
   if (i >= n) return;
+  float *p = r.p[at], *m = r.m[at], *v = r.v[at];
+  const float* g = r.g[at];
+  bf16* copy = r.copy[at];
+  const float step = factors[0], rbc2 = factors[1], keep = (float)(1.0 - hyper[0] * r.decay[at]), clip = (float)*coefficient;
+  const float b1 = (float)beta1, b2 = (float)beta2, c1 = (float)(1.0 - beta1), c2 = (float)(1.0 - beta2);
   const int k = n - i < 8 ? (int)(n - i) : 8;
   Vec8 gg, mm, vv, pp;
   if (k == 8) {

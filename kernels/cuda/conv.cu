@@ -2,7 +2,8 @@
 //   z_t = sum_j w_j x_{t-(W-1)+j} within the document;  s = z sigmoid(z)
 //   first QK channels: y = s (sum over the head of s^2 + 1e-6)^-1/2;  the others: y = s
 // Compile-time: KD (channels of a normalised head, 8 .. 256, a power of two), W (taps, 1 .. 8); with NO_WEIGHT, W is 1
-// and z = x. A thread owns CH neighbouring channels and slides over a run of rows, the next row already on its way.
+// and z = x; with NO_SILU, s = z. A thread
+// owns CH neighbouring channels and slides over a run of rows, the next rows already on their way.
 // x elem [rows, ldx];  w fp32 [C, W];  y elem [rows, C];  start [rows]: first row of the row's document.
 #include "vec.cuh"
 
@@ -12,24 +13,72 @@ constexpr int GROUP = KD / CH;
 
 struct Chunk { float v[CH]; };
 
-__device__ __forceinline__ Chunk load_chunk(const elem* p) {
-  Chunk r;
-#ifdef ELEM_F32
-#pragma unroll
-  for (int i = 0; i < CH / 4; ++i) {
-    const float4 x = reinterpret_cast<const float4*>(p)[i];
-    r.v[4 * i] = x.x; r.v[4 * i + 1] = x.y; r.v[4 * i + 2] = x.z; r.v[4 * i + 3] = x.w;
-  }
+// The factor that makes s of z, and ds/dz from it.
+__device__ __forceinline__ float factor(float z) {
+#ifdef NO_SILU
+  return 1.f;
 #else
+  return sigmoidf(z);
+#endif
+}
+__device__ __forceinline__ float slope(float z, float f) {
+#ifdef NO_SILU
+  return 1.f;
+#else
+  return f * (1.f + z * (1.f - f));
+#endif
+}
+
+// A chunk as it is stored: what is on its way takes half the registers.
+struct Raw {
+#ifdef ELEM_F32
+  float4 x[CH / 4];
+#else
+  uint2 x[CH / 4];
+#endif
+};
+constexpr int AHEAD = 4;  // rows on their way
+
+__device__ __forceinline__ Raw fetch(const elem* p) {
+  Raw r;
 #pragma unroll
-  for (int i = 0; i < CH / 4; ++i) {
-    const uint2 x = reinterpret_cast<const uint2*>(p)[i];
-    const float2 a = unpack_bf16(x.x), b = unpack_bf16(x.y);
-    r.v[4 * i] = a.x; r.v[4 * i + 1] = a.y; r.v[4 * i + 2] = b.x; r.v[4 * i + 3] = b.y;
-  }
+  for (int i = 0; i < CH / 4; ++i)
+#ifdef ELEM_F32
+    r.x[i] = reinterpret_cast<const float4*>(p)[i];
+#else
+    r.x[i] = reinterpret_cast<const uint2*>(p)[i];
 #endif
   return r;
 }
+__device__ __forceinline__ Chunk unpack(const Raw& raw) {
+  Chunk r;
+#pragma unroll
+  for (int i = 0; i < CH / 4; ++i) {
+#ifdef ELEM_F32
+    r.v[4 * i] = raw.x[i].x; r.v[4 * i + 1] = raw.x[i].y; r.v[4 * i + 2] = raw.x[i].z; r.v[4 * i + 3] = raw.x[i].w;
+#else
+    const float2 a = unpack_bf16(raw.x[i].x), b = unpack_bf16(raw.x[i].y);
+    r.v[4 * i] = a.x; r.v[4 * i + 1] = a.y; r.v[4 * i + 2] = b.x; r.v[4 * i + 3] = b.y;
+#endif
+  }
+  return r;
+}
+__device__ __forceinline__ Chunk load_chunk(const elem* p) { return unpack(fetch(p)); }
+// The next rows of a stream of rows [t, end), the first of them already there.
+struct Stream {
+  Raw rows[AHEAD];
+  __device__ __forceinline__ void begin(const elem* p, long long ld, int t, int end) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) rows[i] = fetch(p + (t + i < end ? t + i : t) * ld);
+  }
+  __device__ __forceinline__ Chunk take(const elem* p, long long ld, int t, int end) {
+    const Chunk r = unpack(rows[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < AHEAD; ++i) rows[i] = rows[i + 1];
+    if (t + AHEAD < end) rows[AHEAD - 1] = fetch(p + (t + AHEAD) * ld);
+    return r;
+  }
+};
 __device__ __forceinline__ void save_chunk(elem* p, const Chunk& x) {
 #pragma unroll
   for (int i = 0; i < CH / 4; ++i)
@@ -89,18 +138,19 @@ short_conv(const elem* __restrict__ x, long long ldx, const float* __restrict__ 
   Window win;
   x += cc;
   win.begin(x, ldx, t0);
-  Chunk next = load_chunk(x + t0 * ldx), after = load_chunk(x + (t0 + 1 < t1 ? t0 + 1 : t0) * ldx);
+  Stream next;
+  next.begin(x, ldx, t0, t1);
+  int s1 = start[t0];
   for (int t = t0; t < t1; ++t) {
-    win.push(next);
-    next = after;
-    if (t + 2 < t1) after = load_chunk(x + (t + 2) * ldx);
-    const int s0 = start[t];
+    win.push(next.take(x, ldx, t, t1));
+    const int s0 = s1;
+    if (t + 1 < t1) s1 = start[t + 1];
     Chunk o;
     float ss = 0.f;
 #pragma unroll
     for (int j = 0; j < CH; ++j) {
       const float z = win.z(k, j, t, s0);
-      o.v[j] = z * sigmoidf(z);
+      o.v[j] = z * factor(z);
       ss = fmaf(o.v[j], o.v[j], ss);
     }
     ss = group_sum<GROUP>(ss);
@@ -135,26 +185,26 @@ short_conv_backward(const elem* __restrict__ x, long long ldx, const float* __re
   for (int i = 0; i < W; ++i)
 #pragma unroll
     for (int j = 0; j < CH; ++j) { dw[i][j] = 0.f; p[i].v[j] = 0.f; }
-  Chunk nx = load_chunk(x + t0 * ldx), ng = load_chunk(dy + (long long)t0 * C);
+  Stream nx, ng;
+  nx.begin(x, ldx, t0, end);
+  ng.begin(dy, C, t0, end);
+  int s1 = start[t0];
   for (int t = t0; t < t1 + W - 1; ++t) {
 #pragma unroll
     for (int i = 0; i + 1 < W; ++i) p[i] = p[i + 1];
 #pragma unroll
     for (int j = 0; j < CH; ++j) p[W - 1].v[j] = 0.f;
     if (t < end) {
-      win.push(nx);
-      const Chunk g = ng;
-      if (t + 1 < end) {
-        nx = load_chunk(x + (t + 1) * ldx);
-        ng = load_chunk(dy + (long long)(t + 1) * C);
-      }
-      const int s0 = start[t];
+      win.push(nx.take(x, ldx, t, end));
+      const Chunk g = ng.take(dy, C, t, end);
+      const int s0 = s1;
+      if (t + 1 < end) s1 = start[t + 1];
       Chunk z, sig;
       float ss = 0.f, dot = 0.f;
 #pragma unroll
       for (int j = 0; j < CH; ++j) {
         z.v[j] = win.z(k, j, t, s0);
-        sig.v[j] = sigmoidf(z.v[j]);
+        sig.v[j] = factor(z.v[j]);
         const float s = z.v[j] * sig.v[j];
         ss = fmaf(s, s, ss);
         dot = fmaf(s, g.v[j], dot);
@@ -166,7 +216,7 @@ short_conv_backward(const elem* __restrict__ x, long long ldx, const float* __re
 #pragma unroll
       for (int j = 0; j < CH; ++j) {
         const float ds = r * g.v[j] - b * (z.v[j] * sig.v[j]);
-        const float dz = ds * sig.v[j] * (1.f + z.v[j] * (1.f - sig.v[j]));
+        const float dz = ds * slope(z.v[j], sig.v[j]);
 #pragma unroll
         for (int i = 0; i < W; ++i)
           if (t - (W - 1) + i >= s0) {

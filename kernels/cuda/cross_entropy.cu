@@ -62,6 +62,91 @@ cross_entropy(elem* __restrict__ logits, long long ld, const int* __restrict__ t
   }
 }
 
+#if !defined(ELEM_F32) && __CUDA_ARCH__ >= 900
+// The same with a row held in the shared memory of four blocks of a cluster, so that it is read once. Each block takes
+// `slice` columns (a multiple of 8) and `slice` elements of dynamic shared memory. Grid (4 rows).
+constexpr int CLUSTER = 4;
+
+__device__ __forceinline__ float remote(const float* p, int rank) {
+  unsigned a = static_cast<unsigned>(__cvta_generic_to_shared(p)), b;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(b) : "memory");
+  return v;
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(CE_THREADS, 3)
+cross_entropy_cluster(elem* __restrict__ logits, long long ld, const int* __restrict__ targets, int vocab, int slice, const double* __restrict__ scale,
+                      float* __restrict__ loss) {
+  extern __shared__ __align__(16) elem held[];
+  __shared__ float sm[CE_THREADS / 32], ssum[CE_THREADS / 32], mine[2];
+  const int rank = blockIdx.x & (CLUSTER - 1), r = blockIdx.x / CLUSTER;
+  const int target = targets[r], first = rank * slice, n = vocab - first < slice ? (vocab - first < 0 ? 0 : vocab - first) : slice;
+  elem* row = logits + (long long)r * ld + first;
+  const float L2E = 1.4426950408889634f;
+  if (target < 0) {
+    if (threadIdx.x == 0 && rank == 0) loss[r] = 0.f;
+    if (scale)
+      for (int c = threadIdx.x * 8; c < n; c += CE_THREADS * 8) *reinterpret_cast<uint4*>(row + c) = make_uint4(0, 0, 0, 0);
+    return;  // all blocks of the cluster do
+  }
+  float m = -3.0e38f, s = 0.f;
+#pragma unroll 4
+  for (int c = threadIdx.x * 8; c < n; c += CE_THREADS * 8) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(row + c);
+    *reinterpret_cast<uint4*>(held + c) = raw;
+    const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
+    float x[8], top = m, a = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 f = unpack_bf16(w[j]);
+      x[2 * j] = f.x;
+      x[2 * j + 1] = f.y;
+      top = fmaxf(top, fmaxf(f.x, f.y));
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) a += exp2_fast((x[j] - top) * L2E);
+    s = fmaf(s, exp2_fast((m - top) * L2E), a);
+    m = top;
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) {
+    const float m2 = __shfl_xor_sync(0xffffffffu, m, o), s2 = __shfl_xor_sync(0xffffffffu, s, o);
+    combine(m, s, m2, s2);
+  }
+  if ((threadIdx.x & 31) == 0) { sm[threadIdx.x >> 5] = m; ssum[threadIdx.x >> 5] = s; }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    m = sm[0];
+    s = ssum[0];
+    for (int w = 1; w < CE_THREADS / 32; ++w) combine(m, s, sm[w], ssum[w]);
+    mine[0] = m;
+    mine[1] = s;
+  }
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  m = remote(&mine[0], 0);
+  s = remote(&mine[1], 0);
+#pragma unroll
+  for (int b = 1; b < CLUSTER; ++b) combine(m, s, remote(&mine[0], b), remote(&mine[1], b));
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  const float lse = m + logf(s);
+  const int at = target - first;
+  if (threadIdx.x == 0 && at >= 0 && at < n) loss[r] = lse - to_f32(held[at]);
+  if (scale) {
+    const float f = (float)*scale, shift = lse * L2E;
+#pragma unroll 4
+    for (int c = threadIdx.x * 8; c < n; c += CE_THREADS * 8) {
+      Vec8 x = load8(held + c);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x.v[j] = (exp2_fast(fmaf(x.v[j], L2E, -shift)) - (c + j == at ? 1.f : 0.f)) * f;
+      save8(row + c, x);
+    }
+  }
+  // The others may still read this block's sums.
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
 // total += sum of the rows' losses in f64, fixed tree; one block of 256.
 extern "C" __global__ void __launch_bounds__(256)
 sum_losses(const float* __restrict__ loss, int rows, double* total) {

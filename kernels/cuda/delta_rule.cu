@@ -124,8 +124,33 @@ __device__ void invert_unit_lower(const float* A, float* T, float* tmp) {
   }
 }
 
-// Chunk-local part: T, W, U. Grid (chunks, HV).
-extern "C" __global__ void __launch_bounds__(THREADS)
+// W and U from T, tile by tile. `ks` holds the last key tile and `vs` the first value tile on entry (a barrier lies
+// behind); S = beta exp(G), B = beta.
+__device__ __forceinline__ void apply_t(const elem* Ts, elem* xs, elem* ks, elem* vs, const float* S, const float* B, const elem* kb, long long ldk,
+                                        const elem* vb, long long ldv, int rows, elem* w, elem* u, int HV) {
+  const long long ldw = (long long)HV * KD, ldu = (long long)HV * VD;
+  Frag a;
+  for (int t = 0; t < KT + VT; ++t) {
+    const bool isk = t < KT;
+    const int o = (isk ? t : t - KT) * TILE;
+    elem* src = isk ? ks : vs;
+    if (isk ? KT > 1 : t > KT) {
+      load_tile(src, isk ? kb + o : vb + o, isk ? ldk : ldv, rows);
+      __syncthreads();
+    }
+    scale_rows(xs, src, isk ? S : B);
+    __syncthreads();
+    a.zero();
+    mm<false, false>(a, Ts, xs);
+    frag_to_tile(src, a);
+    if (isk) store_own_rows(w + o, ldw, src, rows);
+    else store_own_rows(u + o, ldu, src, rows);
+    __syncthreads();
+  }
+}
+
+// Chunk-local part: T, W, U. Grid (chunks, HV). The fp32 matrices make room for the tiles that come after them.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
          const float* __restrict__ beta, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
   if ((int)blockIdx.x >= m.counts[1]) return;
@@ -137,18 +162,18 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
   float* B = G + TILE;
   float* S = B + TILE;
   elem* ks = reinterpret_cast<elem*>(S + TILE);
-  elem* Ts = ks + TILE_ELEMS;
-  elem* xs = Ts + TILE_ELEMS;
-  elem* vs = xs + TILE_ELEMS;
+  elem* vs = ks + TILE_ELEMS;
+  elem* xs = reinterpret_cast<elem*>(Af);
+  elem* Ts = reinterpret_cast<elem*>(Tf);
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
-  const elem* kb = k + (long long)c.x * ldk + (long long)h * KD;
+  const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
+  load_tile_async(vs, vb, ldv, rows);
   load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
   Frag a;
   a.zero();
-  load_tile_async(vs, v + (long long)c.x * ldv + (long long)hv * VD, ldv, rows);
   for (int t = 0; t < KT; ++t) {
-    __syncthreads();
+    if (t > 0) __syncthreads();
     load_tile_async(ks, kb + t * TILE, ldk, rows);
     async_commit();
     async_wait<0>();
@@ -162,32 +187,71 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
       int i = acc_row(r), j = acc_col(n, r);
       Af[i * SLD + j] = i > j ? B[i] * exp2_fast(G[i] - G[j]) * a.v[n][r] : 0.f;
     }
-  __syncthreads();
-  invert_unit_lower(Af, Tf, tmp);
-  for (int i = threadIdx.x; i < TILE * 32; i += THREADS) {
-    int r = i >> 5, cc = (i & 31) * 2;
-    store2(Ts + r * LD + cc, Tf[r * SLD + cc], Tf[r * SLD + cc + 1]);
-  }
   if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
   __syncthreads();
+  invert_unit_lower(Af, Tf, tmp);
+  float4 t[8];  // T leaves its place before its narrow copy goes there
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int at = i * THREADS + threadIdx.x;
+    t[i] = *reinterpret_cast<const float4*>(Tf + (at >> 4) * SLD + (at & 15) * 4);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int at = i * THREADS + threadIdx.x;
+    elem* p = Ts + (at >> 4) * LD + (at & 15) * 4;
+    store2(p, t[i].x, t[i].y);
+    store2(p + 2, t[i].z, t[i].w);
+  }
+  __syncthreads();
   if (Tout) store_tile(Tout + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, Ts, TILE);
+  apply_t(Ts, xs, ks, vs, S, B, kb, ldk, vb, ldv, rows, w + ((long long)c.x * m.HV + hv) * KD, u + ((long long)c.x * m.HV + hv) * VD, m.HV);
+}
+
+// W and U from the T of an earlier pass. Grid (chunks, HV).
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
+         const float* __restrict__ beta, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {
+  if ((int)blockIdx.x >= m.counts[1]) return;
+  extern __shared__ __align__(16) unsigned char smem[];
+  float* G = reinterpret_cast<float*>(smem);
+  float* B = G + TILE;
+  float* S = B + TILE;
+  elem* Ts = reinterpret_cast<elem*>(S + TILE);
+  elem* xs = Ts + TILE_ELEMS;
+  elem* src = xs + TILE_ELEMS;
+  const int4 c = m.chunks[blockIdx.x];
+  const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
+  const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
+  load_tile_async(Ts, T + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, TILE);
+  load_tile_async(src, kb + (KT - 1) * TILE, ldk, rows);
+  load_tile_async(xs, vb, ldv, rows);
+  async_commit();
+  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
+  __syncthreads();
+  if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
+  async_wait<0>();
+  __syncthreads();
   const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
+  elem *ww = w + ((long long)c.x * m.HV + hv) * KD, *uu = u + ((long long)c.x * m.HV + hv) * VD;
   for (int t = 0; t < KT + VT; ++t) {
     const bool isk = t < KT;
     const int o = (isk ? t : t - KT) * TILE;
-    elem* src = isk ? ks : vs;
-    // The last key tile and the first value tile are there already.
+    // The first key tile (of one) and the first value tile are there.
+    elem* tile = isk ? src : xs;
     if (isk ? KT > 1 : t > KT) {
-      load_tile(src, isk ? kb + o : v + (long long)c.x * ldv + (long long)hv * VD + o, isk ? ldk : ldv, rows);
+      load_tile(tile, isk ? kb + o : vb + o, isk ? ldk : ldv, rows);
       __syncthreads();
     }
-    scale_rows(xs, src, isk ? S : B);
+    scale_rows(tile, tile, isk ? S : B);
     __syncthreads();
+    Frag a;
     a.zero();
-    mm<false, false>(a, Ts, xs);
-    frag_to_tile(src, a);
-    if (isk) store_own_rows(w + (long long)c.x * ldw + (long long)hv * KD + o, ldw, src, rows);
-    else store_own_rows(u + (long long)c.x * ldu + (long long)hv * VD + o, ldu, src, rows);
+    mm<false, false>(a, Ts, tile);
+    __syncthreads();
+    frag_to_tile(tile, a);
+    store_own_rows(isk ? ww + o : uu + o, isk ? ldw : ldu, tile, rows);
     __syncthreads();
   }
 }

@@ -1,11 +1,27 @@
 // Gated RMSNorm per value head: y = o rstd w silu(z), rstd = (mean o^2 + eps)^-1/2, forward and backward; without
-// a gate (z null) y = o rstd w.
+// a gate (z null) y = o rstd w. With SIGMOID_GATE the gate's activation is sigmoid(z).
 // Compile-time: VD. o, y elem [rows, HV, VD]; z elem, columns of a matrix with row stride ldz; rstd fp32 [rows, HV].
 #include "vec.cuh"
 
 constexpr int LANES = VD / 8 < 32 ? VD / 8 : 32;
 constexpr int VECS = VD / (8 * LANES);
 constexpr int HEADS_PER_WARP = 32 / LANES;
+
+// The gate's activation and its derivative, from z and sigmoid(z).
+__device__ __forceinline__ float activation(float z, float sg) {
+#ifdef SIGMOID_GATE
+  return sg;
+#else
+  return z * sg;
+#endif
+}
+__device__ __forceinline__ float slope(float z, float sg) {
+#ifdef SIGMOID_GATE
+  return sg * (1.f - sg);
+#else
+  return sg * (1.f + z * (1.f - sg));
+#endif
+}
 
 extern "C" __global__ void __launch_bounds__(256)
 gated_rms_norm(const elem* __restrict__ o, const elem* __restrict__ z, long long ldz, const float* __restrict__ w, elem* __restrict__ y, float* __restrict__ rstd, long long heads, int HV, float eps) {
@@ -33,7 +49,7 @@ gated_rms_norm(const elem* __restrict__ o, const elem* __restrict__ z, long long
     if (z) {
       Vec8 g = load8(z + zat + c);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[i].v[j] *= g.v[j] * sigmoidf(g.v[j]);
+      for (int j = 0; j < 8; ++j) x[i].v[j] *= activation(g.v[j], sigmoidf(g.v[j]));
     }
     save8(y + at + c, x[i]);
   }
@@ -74,8 +90,8 @@ gated_rms_norm_backward(const elem* __restrict__ o, const elem* __restrict__ z, 
         float si = 1.f;
         if (z) {
           const float sg = sigmoidf(g[i].v[j]);
-          si = g[i].v[j] * sg;
-          g[i].v[j] = t * ww.v[j] * sg * (1.f + g[i].v[j] * (1.f - sg));
+          si = activation(g[i].v[j], sg);
+          g[i].v[j] = t * ww.v[j] * slope(g[i].v[j], sg);
         }
         if (on) dw[i].v[j] = fmaf(t, si, dw[i].v[j]);
         d[i].v[j] *= ww.v[j] * si;

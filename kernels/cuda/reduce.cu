@@ -16,16 +16,38 @@ sum_partials(const float* __restrict__ part, int parts, int columns, float* out)
   if (chain == 0 && c < columns) out[c] += (s[0][lane] + s[1][lane]) + (s[2][lane] + s[3][lane]);
 }
 
-// Squares of a gradient, one f64 partial a block; every block takes the same share whatever the device.
+// Which tensor of a list a block works on: `first` holds the first block of each, ascending, past the end of the list
+// a number no block has.
+constexpr int TENSORS = 64;
+struct Tensors {
+  const float* at[TENSORS];
+  long long n[TENSORS];
+  long long first[TENSORS];
+};
+
+// Squares of gradients, one f64 partial a block; every block takes the same share whatever the device.
 extern "C" __global__ void __launch_bounds__(256)
-square_sums(const float* __restrict__ g, long long n, long long per_block, double* __restrict__ part) {
+square_sums(const __grid_constant__ Tensors t, long long per_block, double* __restrict__ part) {
   __shared__ double s[256];
-  const long long first = blockIdx.x * per_block, last = first + per_block < n ? first + per_block : n;
+  int i = 0;
+#pragma unroll
+  for (int step = TENSORS / 2; step > 0; step >>= 1)
+    if ((long long)blockIdx.x >= t.first[i + step]) i += step;
+  const float* g = t.at[i];
+  const long long n = t.n[i], first = (blockIdx.x - t.first[i]) * per_block, last = first + per_block < n ? first + per_block : n;
   double x = 0.0;
-  for (long long i = first + threadIdx.x * 4; i < last; i += 1024) {
+  long long j = first + threadIdx.x * 4;
+  for (; j + 7 * 1024 + 3 < last; j += 8 * 1024) {
+    float4 v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = *reinterpret_cast<const float4*>(g + j + k * 1024);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) x += (double)(v[k].x * v[k].x + v[k].y * v[k].y) + (double)(v[k].z * v[k].z + v[k].w * v[k].w);
+  }
+  for (; j < last; j += 1024) {
     float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (i + 3 < last) v = *reinterpret_cast<const float4*>(g + i);
-    else { v.x = g[i]; if (i + 1 < last) v.y = g[i + 1]; if (i + 2 < last) v.z = g[i + 2]; }
+    if (j + 3 < last) v = *reinterpret_cast<const float4*>(g + j);
+    else { v.x = g[j]; if (j + 1 < last) v.y = g[j + 1]; if (j + 2 < last) v.z = g[j + 2]; }
     x += (double)(v.x * v.x + v.y * v.y) + (double)(v.z * v.z + v.w * v.w);
   }
   s[threadIdx.x] = x;
@@ -43,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(256)
 norm_of_partials(const double* __restrict__ part, int parts, double max_norm, double* __restrict__ norm, double* __restrict__ coefficient) {
   __shared__ double s[256];
   double x = 0.0;
+#pragma unroll 8
   for (int i = threadIdx.x; i < parts; i += 256) x += part[i];
   s[threadIdx.x] = x;
   __syncthreads();
@@ -70,4 +93,34 @@ copy_bf16(const float* __restrict__ source, bf16* __restrict__ target, long long
   const long long i = ((long long)blockIdx.x * 256 + threadIdx.x) * 8;
   if (i + 8 <= n) save8(target + i, load8(source + i));
   else for (long long j = i; j < n; ++j) target[j] = f32_to_bf16(source[j]);
+}
+
+// Values between -2 and 2 with random signs and mantissas, read as bf16 or as fp32: operands for measuring products, whose
+// speed depends on the bits that toggle.
+extern "C" __global__ void __launch_bounds__(256)
+fill_random(unsigned* __restrict__ words, long long n) {
+  for (long long i = (long long)blockIdx.x * 256 + threadIdx.x; i < n; i += (long long)gridDim.x * 256) {
+    unsigned long long z = (unsigned long long)i * 0x9e3779b97f4a7c15ull + 0x1234567ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    const unsigned r = (unsigned)(z >> 32);
+    // Sizes of 1/8 .. 2 in both halves.
+    words[i] = (r & 0x81ff81ffu) | 0x3e003e00u;
+  }
+}
+
+// Digest of `n` words: the wrapping sum of a mix of each word with its position, added to *digest. Sums of integers have
+// no order, so the atomics change nothing.
+extern "C" __global__ void __launch_bounds__(256)
+digest_words(const unsigned* __restrict__ words, long long n, unsigned long long seed, unsigned long long* digest) {
+  unsigned long long sum = 0;
+  for (long long i = (long long)blockIdx.x * 256 + threadIdx.x; i < n; i += (long long)gridDim.x * 256) {
+    unsigned long long z = ((unsigned long long)i << 32 | words[i]) + seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    sum += z ^ (z >> 31);
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+  if ((threadIdx.x & 31) == 0) atomicAdd(digest, sum);
 }

@@ -16,6 +16,8 @@ use crate::plan::{Plan, Role, Section};
 pub struct Storage<'a> {
     /// Bytes per element of a role; 0 for roles that the executor holds elsewhere.
     pub element: &'a dyn Fn(Role) -> usize,
+    /// Bytes that an executor wants right after a buffer (at the next multiple of `align`), for as long as it lives.
+    pub tail: &'a dyn Fn(usize) -> usize,
     /// Alignment of every buffer in bytes, a power of two.
     pub align: usize,
 }
@@ -41,7 +43,8 @@ impl Layout {
         let lives = lives(plan);
         let size = |i: usize| {
             let b = &plan.buffers[i];
-            (b.len() * (storage.element)(b.role)).next_multiple_of(storage.align)
+            let own = (b.len() * (storage.element)(b.role)).next_multiple_of(storage.align);
+            own + (storage.tail)(i).next_multiple_of(storage.align)
         };
         let mut offsets = vec![0; plan.buffers.len()];
         let mut persistent = 0;

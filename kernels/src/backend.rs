@@ -137,6 +137,22 @@ pub trait Executor: Send {
     /// As [`run`](Self::run).
     fn profile(&mut self, section: Section) -> Result<Vec<OpTime>, ExecError>;
 
+    /// A digest of every bit of readable buffers: for comparing many runs without keeping what they gave. Executors form
+    /// it in their own ways; compare digests of one kind of executor only.
+    ///
+    /// # Errors
+    /// As [`read_f64`](Self::read_f64).
+    fn digest(&mut self, buffers: &[BufferId]) -> Result<u64, ExecError> {
+        let mut digest = 0u64;
+        for &id in buffers {
+            for value in read_all(self, id)? {
+                let z = (digest ^ value.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                digest = z ^ (z >> 29);
+            }
+        }
+        Ok(digest)
+    }
+
     /// Memory held.
     fn memory(&self) -> Memory;
 
@@ -148,7 +164,7 @@ pub trait Executor: Send {
 ///
 /// # Errors
 /// As [`Executor::read_f64`].
-pub fn read_all(executor: &mut dyn Executor, buffer: BufferId) -> Result<Vec<f64>, ExecError> {
+pub fn read_all<E: Executor + ?Sized>(executor: &mut E, buffer: BufferId) -> Result<Vec<f64>, ExecError> {
     let mut out = vec![0.0; executor.plan().buffer(buffer).len()];
     executor.read_f64(buffer, 0, &mut out)?;
     Ok(out)

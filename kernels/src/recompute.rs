@@ -34,7 +34,10 @@ pub fn recompute(plan: Plan, policy: Recompute) -> Result<Plan, PlanError> {
     };
     let mut backward = std::mem::take(&mut b.sections[Section::Backward as usize]);
     for group in groups {
-        backward = insert(&mut b, backward, &group);
+        backward = match with_gradient(&mut b, &backward, &group) {
+            Some(fused) => fused,
+            None => insert(&mut b, backward, &group),
+        };
     }
     b.sections[Section::Backward as usize] = backward;
     b.finish()
@@ -90,6 +93,34 @@ fn written(op: &Op) -> Vec<BufferId> {
         }
     });
     ids
+}
+
+/// A SwiGLU alone whose result is needed only after its gradient: the gradient writes it on its way.
+fn with_gradient(b: &mut PlanBuilder, backward: &[Op], group: &Group) -> Option<Vec<Op>> {
+    let [at] = group[..] else { return None };
+    let Op::SwiGlu(forward) = b.sections[Section::Forward as usize][at].clone() else {
+        return None;
+    };
+    let gradient = backward.iter().position(
+        |op| matches!(op, Op::SwiGluBackward(o) if o.gate_up == forward.gate_up && o.out.is_none()),
+    )?;
+    if backward[..gradient].iter().any(|op| reads(op, forward.out)) {
+        return None;
+    }
+    let old = b.get(forward.out).clone();
+    let fresh = b.buffer(format!("{}.again", old.name), &old.shape, old.role);
+    let mut fused = backward.to_vec();
+    for (i, op) in fused.iter_mut().enumerate() {
+        match op {
+            Op::SwiGluBackward(o) if i == gradient => o.out = Some(fresh),
+            op => op.visit_mut(&mut |id, _| {
+                if *id == forward.out {
+                    *id = fresh;
+                }
+            }),
+        }
+    }
+    Some(fused)
 }
 
 /// Runs the group again before the first backward operator that needs one of its results.

@@ -8,8 +8,8 @@ pub mod recurrent;
 mod rng;
 
 pub use cases::{
-    ConvCase, DeltaCase, LossCase, adamw, add_rms_norm, all, cross_entropy, delta_rule, documents_of,
-    embedding, gated_rms_norm, gates, global_norm, linear, short_conv, swiglu,
+    ConvCase, DEVICE_LENGTHS, DeltaCase, LossCase, adamw, add_rms_norm, all, cross_entropy, delta_rule,
+    device, documents_of, embedding, gated_rms_norm, gates, global_norm, linear, short_conv, swiglu,
 };
 pub use rng::Rng;
 

@@ -92,6 +92,10 @@ pub fn swiglu<T: Real>(op: &ops::SwiGlu, scope: &Scope<T>, work: &Work<T>) {
 
 /// See [`ops::SwiGluBackward`].
 pub fn swiglu_backward<T: Real>(op: &ops::SwiGluBackward, scope: &Scope<T>, work: &Work<T>) {
+    if let Some(out) = op.out {
+        let gate_up = op.gate_up;
+        swiglu(&ops::SwiGlu { gate_up, out }, scope, work);
+    }
     let (gate_up, dout) = (scope.mat(op.gate_up), scope.mat(op.dout));
     let dgate_up = scope.mat_mut(op.dgate_up);
     dgate_up

@@ -51,6 +51,7 @@ impl<T: Real> Store<T> {
         let layout = Layout::new(
             plan,
             Storage {
+                tail: &|_| 0,
                 element: &element,
                 align: ALIGN,
             },

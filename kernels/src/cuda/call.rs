@@ -1,7 +1,7 @@
 //! Calls: an operator lowered to launches with all arguments fixed, so that running a section is walking a list, and
 //! capturing it in a graph is walking it once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
@@ -31,6 +31,12 @@ impl Address {
             Address::Device(p) => Address::Device(p + bytes),
             Address::Scratch(o) => Address::Scratch(o + bytes),
         }
+    }
+
+    /// Bytes the address is a multiple of, at most 256; blocks start at multiples of that.
+    pub(super) fn alignment(self) -> u32 {
+        let (Address::Device(at) | Address::Scratch(at)) = self;
+        1 << at.trailing_zeros().min(8)
     }
 
     pub(super) fn resolve(self, scratch: u64) -> u64 {
@@ -66,7 +72,13 @@ pub(super) struct Meta {
 
 /// A kernel of a loaded module.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel(sys::CUfunction);
+pub(super) struct Kernel {
+    function: sys::CUfunction,
+    name: &'static str,
+}
+
+// SAFETY: a function handle may be used from any thread while its context is current and its module loaded.
+unsafe impl Send for Kernel {}
 
 /// Everything a launch needs.
 #[derive(Clone, Debug)]
@@ -75,6 +87,8 @@ pub(super) struct Launch {
     pub(super) grid: (u32, u32, u32),
     pub(super) threads: u32,
     pub(super) shared: u32,
+    /// The kernel's first argument, a structure of 8-byte words by value; none where it is empty.
+    pub(super) table: Vec<u64>,
     pub(super) args: Vec<Arg>,
 }
 
@@ -94,9 +108,12 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(args: &[Arg], scratch: u64) -> Self {
-        let mut cells: Vec<u64> = Vec::new();
+    fn new(table: &[u64], args: &[Arg], scratch: u64) -> Self {
+        let mut cells: Vec<u64> = table.to_vec();
         let mut starts = Vec::new();
+        if !table.is_empty() {
+            starts.push(0);
+        }
         for arg in args {
             starts.push(cells.len());
             match *arg {
@@ -144,7 +161,7 @@ impl Program {
             .into_iter()
             .map(|c| {
                 let packed = match &c {
-                    Call::Launch(l) => Some(Packed::new(&l.args, scratch)),
+                    Call::Launch(l) => Some(Packed::new(&l.table, &l.args, scratch)),
                     _ => None,
                 };
                 (c, packed)
@@ -155,6 +172,15 @@ impl Program {
 
     pub(super) fn len(&self) -> usize {
         self.calls.len()
+    }
+
+    /// Name of a call: the kernel's, or what it is.
+    pub(super) fn name(&self, call: usize) -> &'static str {
+        match &self.calls[call].0 {
+            Call::Launch(l) => l.kernel.name,
+            Call::Clear { .. } => "clear",
+            Call::Product { .. } => "product",
+        }
     }
 
     /// Puts calls `range` on the stream.
@@ -174,7 +200,7 @@ impl Program {
                     // conformance test); all addresses lie in blocks the executor keeps alive.
                     unsafe {
                         result::launch_kernel(
-                            l.kernel.0,
+                            l.kernel.function,
                             l.grid,
                             (l.threads, 1, 1),
                             l.shared,
@@ -203,7 +229,8 @@ impl Program {
 /// Loaded modules: compiled on first use, one per unit.
 #[derive(Debug)]
 pub(super) struct Modules {
-    arch: String,
+    /// None where units are only listed.
+    arch: Option<String>,
     loaded: BTreeMap<Unit, sys::CUmodule>,
 }
 
@@ -213,9 +240,28 @@ unsafe impl Send for Modules {}
 impl Modules {
     pub(super) fn new(device: &Device) -> Self {
         Modules {
-            arch: device.arch(),
+            arch: Some(device.arch()),
             loaded: BTreeMap::new(),
         }
+    }
+
+    /// Compiles and loads nothing: [`units`](Self::units) then says what was asked for.
+    pub(super) fn listing() -> Self {
+        Modules {
+            arch: None,
+            loaded: BTreeMap::new(),
+        }
+    }
+
+    /// Whether blocks can share their shared memory: compute capability 9.0 and later. Where units are only listed, yes:
+    /// the unit is the same.
+    pub(super) fn has_clusters(&self) -> bool {
+        self.arch.as_deref().is_none_or(|a| !a.starts_with("sm_8"))
+    }
+
+    /// Every unit that a kernel was asked of.
+    pub(super) fn units(self) -> BTreeSet<Unit> {
+        self.loaded.keys().cloned().collect()
     }
 
     /// A kernel of `source` specialised by `defines`, allowed to use `shared` bytes of dynamic shared memory.
@@ -230,10 +276,17 @@ impl Modules {
             source,
             defines: defines.to_vec(),
         };
+        let Some(arch) = &self.arch else {
+            self.loaded.insert(unit, std::ptr::null_mut());
+            return Ok(Kernel {
+                function: std::ptr::null_mut(),
+                name,
+            });
+        };
         let module = match self.loaded.get(&unit) {
             Some(&m) => m,
             None => {
-                let image = compile_cached(&unit, &self.arch)?;
+                let image = compile_cached(&unit, arch)?;
                 // SAFETY: a complete CUBIN image; the driver copies it.
                 let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
                     .doing(|| format!("loading {}", source.file()))?;
@@ -256,13 +309,13 @@ impl Modules {
             }
             .doing(|| format!("giving {name} {shared} bytes of shared memory"))?;
         }
-        Ok(Kernel(function))
+        Ok(Kernel { function, name })
     }
 }
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        for &module in self.loaded.values() {
+        for &module in self.loaded.values().filter(|m| !m.is_null()) {
             // SAFETY: loaded by this value, unloaded once; the executor drops its programs first.
             let _ = unsafe { result::module::unload(module) };
         }
@@ -276,10 +329,40 @@ pub(super) fn copy_bf16(kernel: Kernel, source: u64, copy: u64, n: u64) -> Call 
         grid: (n.div_ceil(2048) as u32, 1, 1),
         threads: 256,
         shared: 0,
+        table: Vec::new(),
         args: vec![
             Arg::At(Address::Device(source)),
             Arg::At(Address::Device(copy)),
             Arg::I64(n as i64),
+        ],
+    })
+}
+
+/// A launch that fills `bytes` with random numbers, to measure products on.
+pub(super) fn fill_random(kernel: Kernel, at: u64, bytes: u64) -> Call {
+    Call::Launch(Launch {
+        kernel,
+        grid: (2048, 1, 1),
+        threads: 256,
+        shared: 0,
+        table: Vec::new(),
+        args: vec![Arg::At(Address::Device(at)), Arg::I64((bytes / 4) as i64)],
+    })
+}
+
+/// A launch that adds the digest of `bytes` (a multiple of 4) at `at` to a word on the device.
+pub(super) fn digest(kernel: Kernel, at: u64, bytes: u64, seed: u64, digest: u64) -> Call {
+    Call::Launch(Launch {
+        kernel,
+        grid: (1024, 1, 1),
+        threads: 256,
+        shared: 0,
+        table: Vec::new(),
+        args: vec![
+            Arg::At(Address::Device(at)),
+            Arg::I64((bytes / 4) as i64),
+            Arg::I64(seed as i64),
+            Arg::At(Address::Device(digest)),
         ],
     })
 }

@@ -3,10 +3,12 @@
 //! The cache key is BLAKE3 over source, headers, options and the NVRTC version, so neither a changed kernel nor another
 //! compiler can meet a stale file.
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 
 use cudarc::nvrtc::sys;
+use rayon::prelude::*;
 
 use super::error::CudaError;
 use super::source::{HEADERS, Unit};
@@ -127,7 +129,7 @@ fn version() -> String {
 }
 
 /// Where compiled kernels are kept: `$CETERIS_CACHE_DIR/cubin`, else `ceteris/cubin` in the user's cache folder.
-fn cache_dir() -> Option<PathBuf> {
+pub(super) fn cache_dir() -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("CETERIS_CACHE_DIR") {
         return Some(PathBuf::from(dir).join("cubin"));
     }
@@ -155,7 +157,8 @@ fn key(unit: &Unit, arch: &str, version: &str) -> String {
 /// # Errors
 /// As [`compile`].
 pub fn compile_cached(unit: &Unit, arch: &str) -> Result<Vec<u8>, CudaError> {
-    let path = cache_dir().map(|d| d.join(format!("{}.cubin", key(unit, arch, &version()))));
+    let key = key(unit, arch, &version());
+    let path = cache_dir().map(|d| d.join(format!("{key}.cubin")));
     if let Some(image) = path
         .as_ref()
         .and_then(|p| std::fs::read(p).ok())
@@ -166,7 +169,7 @@ pub fn compile_cached(unit: &Unit, arch: &str) -> Result<Vec<u8>, CudaError> {
     let image = compile(unit, arch)?.image;
     if let Some((path, dir)) = path.as_ref().and_then(|p| Some((p, p.parent()?))) {
         // Another process may write the same file: each renames its own complete copy over it.
-        let temp = dir.join(format!("{}.{}", std::process::id(), unit.source.file()));
+        let temp = dir.join(format!("{}.{key}", std::process::id()));
         let written = std::fs::create_dir_all(dir)
             .and_then(|()| std::fs::write(&temp, &image))
             .and_then(|()| std::fs::rename(&temp, path));
@@ -175,4 +178,14 @@ pub fn compile_cached(unit: &Unit, arch: &str) -> Result<Vec<u8>, CudaError> {
         }
     }
     Ok(image)
+}
+
+/// Fills the cache for these units, several at a time.
+///
+/// # Errors
+/// As [`compile`]: of the first unit that fails.
+pub fn compile_all(units: &BTreeSet<Unit>, arch: &str) -> Result<(), CudaError> {
+    units
+        .par_iter()
+        .try_for_each(|unit| compile_cached(unit, arch).map(|_| ()))
 }

@@ -83,6 +83,17 @@ impl Device {
         self.stream.cu_stream()
     }
 
+    /// The same device with a stream of its own.
+    pub(super) fn another_stream(&self) -> Result<Device, CudaError> {
+        self.bind()?;
+        Ok(Device {
+            context: self.context.clone(),
+            stream: self.context.new_stream().doing(|| "making a stream".into())?,
+            name: self.name.clone(),
+            capability: self.capability,
+        })
+    }
+
     pub(super) fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -161,11 +172,13 @@ impl Block {
         Ok(block)
     }
 
-    /// Sets every byte; used to clear, and by tests to poison.
+    /// Sets every byte; used to clear, and by tests to poison. Done when it returns: the driver's call is not ordered
+    /// with the executor's stream.
     pub(super) fn fill(&self, byte: u8) -> Result<(), CudaError> {
         // SAFETY: the whole of an allocation this value owns.
         unsafe { result::memset_d8_sync(self.pointer, byte, self.bytes as usize) }
-            .doing(|| "filling memory".into())
+            .doing(|| "filling memory".into())?;
+        self.context.synchronize().doing(|| "filling memory".into())
     }
 
     pub(super) fn pointer(&self) -> u64 {

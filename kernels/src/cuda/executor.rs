@@ -6,17 +6,33 @@ use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 
-use super::call::{Modules, Program};
+use super::call::{Modules, Program, fill_random};
+use super::compile::compile_all;
 use super::device::{Block, Device, Timer};
 use super::documents::{DocumentTables, rows_by_token};
 use super::error::{CudaError, Doing};
 use super::lower::{ALIGN, DocumentAddresses, Lowering, Places};
 use super::product::{AlgorithmRecord, Products};
-use super::{Precision, Source};
+use super::staging::{Plain, Staging, bytes_of};
+use super::{Precision, Source, Unit};
 use crate::arena::{Layout, Storage};
 use crate::backend::{ExecError, Executor, Memory, OpTime};
-use crate::ops::Op;
+use crate::ops::{CHUNK, Op};
 use crate::plan::{BufferId, Plan, Role, Section};
+
+/// Writes of ids that may be on their way at once.
+const ID_SLOTS: usize = 6;
+/// Bytes of a write that counts as small, and how many may be on their way.
+const SMALL: usize = 256;
+const SMALL_SLOTS: usize = 64;
+
+/// Most bytes that writing an id buffer sends: the ids, their order, and the documents' tables.
+fn ids_bytes(plan: &Plan) -> usize {
+    let ids = plan.buffers.iter().filter(|b| b.role == Role::Ids);
+    let largest = ids.map(|b| 8 * b.len()).max().unwrap_or(0);
+    let g = plan.geometry;
+    largest + 16 * g.max_chunks() + 12 * (g.max_documents + 1) + 4 * g.rows() + 1024
+}
 
 /// One section, lowered.
 #[derive(Debug)]
@@ -54,6 +70,11 @@ pub struct CudaExecutor {
     plan: Plan,
     precision: Precision,
     memory: Memory,
+    /// Page-locked slots for ids and their tables, and for a few values.
+    ids: Staging,
+    small: Staging,
+    /// Documents as they were written last: most runs write the same again and again.
+    documents: BTreeMap<BufferId, Vec<i32>>,
     /// Weights whose bf16 copy is older than the weight.
     stale: BTreeSet<BufferId>,
     algorithms: AlgorithmRecord,
@@ -105,18 +126,16 @@ impl CudaExecutor {
         mut algorithms: AlgorithmRecord,
     ) -> Result<Self, CudaError> {
         device.bind()?;
-        let element = |role: Role| precision.bytes(role) as usize;
-        let layout = Layout::new(
-            &plan,
-            Storage {
-                element: &element,
-                align: ALIGN as usize,
-            },
-        );
+        let layout = layout(&plan, precision);
         let persistent = Block::zeroed(&device, layout.persistent as u64)?;
         let arena = Block::zeroed(&device, layout.arena as u64)?;
         let sizes = tables(&plan, precision);
-        let (places, side) = place(&plan, &layout, &sizes, &persistent, &arena, &device)?;
+        let saved = saved_solutions(&plan, precision);
+        let (mut places, side) = place(&plan, &layout, &sizes, persistent.pointer(), arena.pointer());
+        places.saved = solutions(&plan, precision, &saved, &places.buffers);
+        let side = Block::zeroed(&device, side)?;
+        places.move_side(side.pointer());
+        compile_all(&units(&plan, precision)?, &device.arch())?;
         let mut products = Products::new(&device)?;
         let mut modules = Modules::new(&device);
 
@@ -133,11 +152,16 @@ impl CudaExecutor {
         }
         let (operands, scratch_bytes) = (std::mem::take(&mut lowering.operands), lowering.scratch);
         let scratch = Block::zeroed(&device, scratch_bytes)?;
+        let random = modules.kernel(Source::Reduce, &precision.defines(), "fill_random", 0)?;
+        let fills = [&persistent, &arena, &side, &scratch]
+            .map(|b| fill_random(random, b.pointer(), b.bytes()))
+            .to_vec();
+        Program::new(fills, 0).issue(0..4, device.stream(), &products)?;
         products.choose(&operands, scratch.pointer(), &device, &mut algorithms)?;
         device.synchronize()?;
-        // Measuring wrote into the operands' buffers.
-        persistent.fill(0)?;
-        arena.fill(0)?;
+        for block in [&persistent, &arena, &side, &scratch] {
+            block.fill(0)?;
+        }
 
         let sections = lists
             .into_iter()
@@ -154,6 +178,8 @@ impl CudaExecutor {
             arena_without_reuse: layout.arena_without_reuse,
         };
         let stale = sizes.copies;
+        let ids = Staging::new(ids_bytes(&plan), ID_SLOTS)?;
+        let small = Staging::new(SMALL, SMALL_SLOTS)?;
         let blocks = [persistent, arena, side, scratch];
         let mut executor = CudaExecutor {
             sections,
@@ -164,6 +190,9 @@ impl CudaExecutor {
             plan,
             precision,
             memory,
+            ids,
+            small,
+            documents: BTreeMap::new(),
             stale,
             algorithms,
             device,
@@ -208,7 +237,7 @@ impl CudaExecutor {
                 count,
             });
         }
-        if !b.role.persistent() && !b.keep {
+        if !b.role.persistent() && !b.keep && !b.input {
             return Err(ExecError::NotKept {
                 buffer: b.name.clone(),
             });
@@ -283,39 +312,146 @@ impl CudaExecutor {
         Ok(times)
     }
 
+    fn digest_on_device(&mut self, buffers: &[BufferId]) -> Result<u64, CudaError> {
+        self.device.bind()?;
+        let kernel = self
+            .modules
+            .kernel(Source::Reduce, &self.precision.defines(), "digest_words", 0)?;
+        let word = Block::zeroed(&self.device, 8)?;
+        let calls = buffers
+            .iter()
+            .map(|&id| {
+                let b = self.plan.buffer(id);
+                let bytes = b.len() as u64 * self.precision.bytes(b.role);
+                let seed = (id.index() as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                super::call::digest(
+                    kernel,
+                    self.places.buffers[id.index()],
+                    bytes,
+                    seed,
+                    word.pointer(),
+                )
+            })
+            .collect();
+        let mut program = Program::new(calls, 0);
+        program.issue(0..program.len(), self.device.stream(), &self.products)?;
+        let mut out = [0u64];
+        self.device.download(&mut out, word.pointer(), "a digest")?;
+        Ok(out[0])
+    }
+
+    /// Runs a section and times each call of each operator: position in [`Plan::ops`], the kernel's name (`product` for
+    /// a matrix product, `clear` for a clearing), time.
+    ///
+    /// # Errors
+    /// [`CudaError`]: a launch or the device failed.
+    pub fn call_times(
+        &mut self,
+        section: Section,
+    ) -> Result<Vec<(usize, &'static str, Duration)>, CudaError> {
+        self.device.bind()?;
+        self.refresh_copies()?;
+        let stream = self.device.stream();
+        let lowered = &mut self.sections[section as usize];
+        let mut timers = Vec::new();
+        for (index, range) in lowered.ranges.clone().into_iter().enumerate() {
+            for call in range {
+                let timer = Timer::new()?;
+                timer.start(stream)?;
+                lowered.program.issue(call..call + 1, stream, &self.products)?;
+                timer.stop(stream)?;
+                timers.push((index, lowered.program.name(call), timer));
+            }
+        }
+        timers
+            .iter()
+            .map(|(index, name, timer)| {
+                let time = Duration::from_secs_f64(f64::from(timer.milliseconds()?) / 1e3);
+                Ok((*index, *name, time))
+            })
+            .collect()
+    }
+
     fn put_ids(&mut self, id: BufferId, values: &[i32]) -> Result<(), CudaError> {
         self.device.bind()?;
-        let at = self.places.buffers[id.index()];
-        self.device.upload(at, values, "ids")?;
-        if let Some(d) = self.places.documents.get(&id).copied() {
-            let t = DocumentTables::new(values, self.plan.geometry.max_chunks());
-            self.device.upload(d.chunks, &t.chunks, "chunks")?;
-            self.device.upload(d.docs, &t.docs, "documents")?;
-            self.device.upload(d.counts, &t.counts, "counts")?;
-            self.device.upload(d.start, &t.start, "document starts")?;
+        let mut parts = vec![(self.places.buffers[id.index()], bytes_of(values))];
+        let tables = match self.places.documents.get(&id).copied() {
+            Some(_) if self.documents.get(&id).is_some_and(|last| last == values) => return Ok(()),
+            Some(d) => Some((d, DocumentTables::new(values, self.plan.geometry.max_chunks()))),
+            None => None,
+        };
+        if let Some((d, t)) = &tables {
+            self.documents.insert(id, values.to_vec());
+            parts.extend([
+                (d.chunks, bytes_of(&t.chunks)),
+                (d.docs, bytes_of(&t.docs)),
+                (d.counts, bytes_of(&t.counts)),
+                (d.start, bytes_of(&t.start)),
+            ]);
         }
-        if let Some(&order) = self.places.row_orders.get(&id) {
-            self.device
-                .upload(order, &rows_by_token(values), "the token order")?;
+        let order = self
+            .places
+            .row_orders
+            .get(&id)
+            .map(|&at| (at, rows_by_token(values)));
+        if let Some((at, order)) = &order {
+            parts.push((*at, bytes_of(order)));
         }
-        Ok(())
+        self.ids.send(&self.device, &parts)
+    }
+
+    /// Values to a place in a buffer: few of them without waiting for the stream.
+    fn put<T: Plain>(&mut self, at: u64, values: &[T]) -> Result<(), CudaError> {
+        if size_of_val(values) <= SMALL {
+            return self.small.send(&self.device, &[(at, bytes_of(values))]);
+        }
+        self.device.upload(at, values, "values")
     }
 }
 
-/// Places buffers in their blocks and the tables that belong to ids in a block of their own.
-fn place(
-    plan: &Plan,
-    layout: &Layout,
-    sizes: &TableSizes,
-    persistent: &Block,
-    arena: &Block,
-    device: &Device,
-) -> Result<(Places, Block), CudaError> {
+/// Where buffers lie: what a delta rule's forward pass solves and its backward pass needs follows the chunk states that
+/// the two share.
+fn layout(plan: &Plan, precision: Precision) -> Layout {
+    let element = |role: Role| precision.bytes(role) as usize;
+    let saved = saved_solutions(plan, precision);
+    let tail = |i: usize| saved.get(&i).map_or(0, |&bytes| bytes as usize);
+    let storage = Storage {
+        element: &element,
+        tail: &tail,
+        align: ALIGN as usize,
+    };
+    Layout::new(plan, storage)
+}
+
+/// Bytes of the inverses that follow a buffer of chunk states, by the buffer's position in the plan.
+fn saved_solutions(plan: &Plan, precision: Precision) -> BTreeMap<usize, u64> {
+    let mut read: BTreeMap<BufferId, u64> = BTreeMap::new();
+    let mut written = BTreeSet::new();
+    for op in Section::ALL.iter().flat_map(|&s| plan.ops(s)) {
+        match op {
+            Op::DeltaRule(o) => written.extend(o.chunk_states),
+            Op::DeltaRuleBackward(o) if !o.recompute => {
+                let tiles = plan.geometry.max_chunks() * o.shape.value_heads;
+                let bytes = (tiles * CHUNK * CHUNK) as u64 * precision.bytes(Role::Activation);
+                read.insert(o.chunk_states, bytes);
+            }
+            _ => {}
+        }
+    }
+    read.into_iter()
+        .filter(|(id, _)| written.contains(id))
+        .map(|(id, bytes)| (id.index(), bytes))
+        .collect()
+}
+
+/// Places buffers in their blocks, which start at the given addresses, and the tables that belong to ids in a block of
+/// their own, whose size is returned and which starts at 0 until [`Places::move_side`].
+fn place(plan: &Plan, layout: &Layout, sizes: &TableSizes, persistent: u64, arena: u64) -> (Places, u64) {
     let buffers = plan
         .buffers
         .iter()
         .zip(&layout.offsets)
-        .map(|(b, &o)| if b.role.persistent() { persistent.pointer() } else { arena.pointer() } + o as u64)
+        .map(|(b, &o)| if b.role.persistent() { persistent } else { arena } + o as u64)
         .collect();
     let g = plan.geometry;
     let mut total = 0u64;
@@ -334,35 +470,60 @@ fn place(
         };
         documents.insert(id, d);
     }
-    let mut row_orders: BTreeMap<_, _> = sizes
+    let row_orders = sizes
         .tokens
         .iter()
         .map(|&id| (id, take(4 * plan.buffer(id).len() as u64)))
         .collect();
-    let mut copies: BTreeMap<_, _> = sizes
+    let copies = sizes
         .copies
         .iter()
         .map(|&id| (id, take(2 * plan.buffer(id).len() as u64)))
         .collect();
-    let side = Block::zeroed(device, total)?;
-    let base = side.pointer();
-    for d in documents.values_mut() {
-        d.chunks += base;
-        d.docs += base;
-        d.counts += base;
-        d.start += base;
+    let places = Places {
+        buffers,
+        copies,
+        documents,
+        row_orders,
+        saved: BTreeMap::new(),
+    };
+    (places, total)
+}
+
+/// Addresses of the inverses, right after their buffers.
+fn solutions(
+    plan: &Plan,
+    precision: Precision,
+    saved: &BTreeMap<usize, u64>,
+    buffers: &[u64],
+) -> BTreeMap<usize, u64> {
+    let end = |i: usize| {
+        let b = &plan.buffers[i];
+        buffers[i] + (b.len() as u64 * precision.bytes(b.role)).next_multiple_of(ALIGN)
+    };
+    saved.keys().map(|&i| (i, end(i))).collect()
+}
+
+/// The units of kernels that a plan needs. Lowers it without a device, so it also refuses what the device would refuse.
+///
+/// # Errors
+/// [`CudaError::Unsupported`]: sizes the kernels do not cover, with the allowed values.
+pub fn units(plan: &Plan, precision: Precision) -> Result<BTreeSet<Unit>, CudaError> {
+    let layout = layout(plan, precision);
+    // Addresses that no one reads, apart from one another and from 0.
+    let (persistent, arena) = (ALIGN, ALIGN + layout.persistent as u64);
+    let (mut places, _) = place(plan, &layout, &tables(plan, precision), persistent, arena);
+    places.move_side(arena + layout.arena as u64);
+    let saved = saved_solutions(plan, precision);
+    places.saved = solutions(plan, precision, &saved, &places.buffers);
+    let (mut modules, mut products) = (Modules::listing(), Products::listing());
+    let mut lowering = Lowering::new(plan, precision, &places, &mut modules, &mut products);
+    for op in Section::ALL.iter().flat_map(|&s| plan.ops(s)) {
+        lowering.lower(op)?;
     }
-    row_orders.values_mut().for_each(|p| *p += base);
-    copies.values_mut().for_each(|p| *p += base);
-    Ok((
-        Places {
-            buffers,
-            copies,
-            documents,
-            row_orders,
-        },
-        side,
-    ))
+    // Copies of weights and the measuring of products.
+    modules.kernel(Source::Reduce, &precision.defines(), "copy_bf16", 0)?;
+    Ok(modules.units())
 }
 
 /// Captures a program into a graph.
@@ -404,9 +565,9 @@ impl Executor for CudaExecutor {
             }
             8 => {
                 let v: Vec<f64> = values.iter().map(|&x| f64::from(x)).collect();
-                self.device.upload(at, &v, "values")?;
+                self.put(at, &v)?;
             }
-            _ => self.device.upload(at, values, "values")?,
+            _ => self.put(at, values)?,
         }
         if self.places.copies.contains_key(&buffer) {
             self.stale.insert(buffer);
@@ -422,7 +583,7 @@ impl Executor for CudaExecutor {
         self.check(buffer, offset, values.len(), "floats")?;
         let at = self.address(buffer, offset);
         self.device.bind()?;
-        Ok(self.device.upload(at, values, "values")?)
+        Ok(self.put(at, values)?)
     }
 
     fn read_f32(&mut self, buffer: BufferId, offset: usize, out: &mut [f32]) -> Result<(), ExecError> {
@@ -465,6 +626,14 @@ impl Executor for CudaExecutor {
 
     fn profile(&mut self, section: Section) -> Result<Vec<OpTime>, ExecError> {
         Ok(self.times(section)?)
+    }
+
+    /// Formed on the device. Other bits give another digest but for one case in 2^64.
+    fn digest(&mut self, buffers: &[BufferId]) -> Result<u64, ExecError> {
+        for &id in buffers {
+            self.check(id, 0, self.plan.buffer(id).len(), "floats")?;
+        }
+        Ok(self.digest_on_device(buffers)?)
     }
 
     fn memory(&self) -> Memory {

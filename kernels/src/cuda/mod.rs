@@ -9,20 +9,24 @@
 //!
 //! Libraries (driver, NVRTC, cuBLASLt) are found at run time; a machine without them gets a [`CudaError`].
 
+mod algorithm_cache;
 mod call;
 mod compile;
 mod device;
 mod documents;
 mod error;
 mod executor;
+mod load;
 mod lower;
 mod product;
 mod source;
+mod staging;
 
-pub use compile::{Compiled, compile, nvrtc_present};
+pub use compile::{Compiled, compile, compile_all, nvrtc_present};
 pub use device::{Device, device_count};
 pub use error::CudaError;
-pub use executor::CudaExecutor;
+pub use executor::{CudaExecutor, units};
+pub use load::Load;
 pub use lower::delta_rule::{KEY_DIMS, VALUE_DIMS};
 pub use product::AlgorithmRecord;
 pub use source::{Source, Unit};

@@ -15,7 +15,7 @@ pub enum Source {
     Norm,
     /// Second passes of reductions, global norm, copies.
     Reduce,
-    /// Short convolution. Sizes: `KD`, `W`, `NO_WEIGHT`.
+    /// Short convolution. Sizes: `KD`, `W`, `NO_WEIGHT`, `NO_SILU`.
     Conv,
     /// Gates of the delta rule.
     Gates,
@@ -23,7 +23,7 @@ pub enum Source {
     DeltaRule,
     /// The delta rule's recurrences with the chunk's products fused in. Sizes: `KD`, `VD`, `STAGES`.
     DeltaFused,
-    /// Gated RMSNorm. Sizes: `VD`.
+    /// Gated RMSNorm. Sizes: `VD`, `SIGMOID_GATE`.
     GatedNorm,
     /// SwiGLU.
     SwiGlu,
@@ -81,7 +81,9 @@ impl Source {
                     "square_sums",
                     "norm_of_partials",
                     "add_into",
-                    "copy_bf16"
+                    "copy_bf16",
+                    "fill_random",
+                    "digest_words",
                 ]
             ),
             Source::Conv => file!("conv.cu", &["short_conv", "short_conv_backward"]),
@@ -93,6 +95,7 @@ impl Source {
                     "chunk_cumsum_backward",
                     "sum_group",
                     "delta_wy",
+                    "delta_wu",
                     "delta_state",
                     "delta_output",
                     "delta_dv_local",
@@ -109,9 +112,15 @@ impl Source {
             }
             Source::GatedNorm => file!("gated_norm.cu", &["gated_rms_norm", "gated_rms_norm_backward"]),
             Source::SwiGlu => file!("swiglu.cu", &["swiglu", "swiglu_backward"]),
-            Source::CrossEntropy => file!("cross_entropy.cu", &["cross_entropy", "sum_losses"]),
-            Source::Embedding => file!("embedding.cu", &["embed", "embed_backward"]),
-            Source::AdamW => file!("adamw.cu", &["adamw"]),
+            Source::CrossEntropy => file!(
+                "cross_entropy.cu",
+                &["cross_entropy", "cross_entropy_cluster", "sum_losses"]
+            ),
+            Source::Embedding => file!(
+                "embedding.cu",
+                &["embed", "embed_backward", "embed_backward_runs"]
+            ),
+            Source::AdamW => file!("adamw.cu", &["adamw_factors", "adamw"]),
         }
     }
 }

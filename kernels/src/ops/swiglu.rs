@@ -25,10 +25,12 @@ pub struct SwiGluBackward {
     pub dout: BufferId,
     /// Gradient of gate and up, `[rows, 2n]`.
     pub dgate_up: BufferId,
+    /// The forward operator's result once more, for a backward pass that did not keep it, `[rows, n]`.
+    pub out: Option<BufferId>,
 }
 
 operands!(SwiGlu { Read: gate_up; Write: out });
-operands!(SwiGluBackward { Read: gate_up, dout; Write: dgate_up });
+operands!(SwiGluBackward { Read: gate_up, dout; Write: dgate_up, out });
 
 impl SwiGlu {
     pub(super) fn check(&self, plan: &Plan) -> Result<(), PlanError> {
@@ -51,7 +53,11 @@ impl SwiGluBackward {
         let n = plan.buffer(self.dout).width();
         c.matrix(self.dout, c.rows(), n)?;
         c.matrix(self.gate_up, c.rows(), 2 * n)?;
-        c.matrix(self.dgate_up, c.rows(), 2 * n)
+        c.matrix(self.dgate_up, c.rows(), 2 * n)?;
+        self.out.map_or(Ok(()), |out| {
+            c.data(&[out])?;
+            c.matrix(out, c.rows(), n)
+        })
     }
 
     pub(super) fn flops(&self, _: &Plan) -> u64 {

@@ -1,5 +1,8 @@
 //! What the kernel tests share.
 
+#[allow(dead_code)]
+pub mod device;
+
 use std::collections::BTreeMap;
 
 use ceteris_kernels::conformance::{Case, relative_error};
@@ -7,6 +10,7 @@ use ceteris_kernels::cpu::{self, Float};
 use ceteris_kernels::plan::{BufferId, Role};
 
 /// Value of an input by name.
+#[allow(dead_code)]
 pub fn value<'a>(case: &'a Case, name: &str) -> &'a [f64] {
     let id = case.plan.find(name).unwrap_or_else(|| panic!("no buffer {name}"));
     let found = case.values.iter().find(|(other, _)| *other == id);
@@ -23,6 +27,7 @@ pub fn set(case: &mut Case, name: &str, values: Vec<f64>) {
 }
 
 /// Runs a case and names its outputs; columns of one buffer are `name.0`, `name.1`, …
+#[allow(dead_code)]
 pub fn outputs(case: &Case, float: Float, threads: usize) -> BTreeMap<String, Vec<f64>> {
     let mut executor = cpu::executor(case.plan.clone(), float, threads).unwrap();
     executor.poison();

@@ -391,6 +391,7 @@ fn swiglu(t: &Tensors) -> Operator {
             gate_up,
             dout,
             dgate_up,
+            out: None,
         },
     );
     o

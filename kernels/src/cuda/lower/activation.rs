@@ -6,6 +6,9 @@ use super::super::source::Source;
 use super::Lowering;
 use crate::ops::{AddInto, Embedding, EmbeddingBackward, SwiGlu, SwiGluBackward};
 
+/// Positions of the token order that one block of `embed_backward` sums.
+const WINDOW: u64 = 32;
+
 impl Lowering<'_> {
     pub(super) fn swiglu(&mut self, o: &SwiGlu) -> Result<(), CudaError> {
         let width = self.width_of_eight(o.out, "intermediate_size")?;
@@ -29,6 +32,7 @@ impl Lowering<'_> {
             Arg::At(self.at(o.gate_up)),
             Arg::At(self.at(o.dout)),
             Arg::At(self.at(o.dgate_up)),
+            Arg::At(self.maybe(o.out)),
             Arg::I64(n as i64),
             Arg::I32(width as i32),
         ];
@@ -54,16 +58,30 @@ impl Lowering<'_> {
     pub(super) fn embedding_backward(&mut self, o: &EmbeddingBackward) -> Result<(), CudaError> {
         let width = self.width_of_eight(o.dout, "hidden_size")?;
         let rows = self.rows() as u64;
+        let windows = rows.div_ceil(WINDOW);
+        let part = self.temporary(windows * 2 * width as u64 * 4);
+        let order = Address::Device(self.places.row_orders[&o.tokens]);
         let kernel = self.kernel(Source::Embedding, &[], "embed_backward", 0)?;
         let args = vec![
             Arg::At(self.at(o.tokens)),
-            Arg::At(Address::Device(self.places.row_orders[&o.tokens])),
+            Arg::At(order),
             Arg::I32(rows as i32),
             Arg::At(self.at(o.dout)),
             Arg::At(self.at(o.dtable)),
+            Arg::At(part),
             Arg::I32(width as i32),
         ];
-        self.launch(kernel, (rows, 1, 1), 128, 0, args);
+        self.launch(kernel, (windows, 1, 1), 128, 0, args);
+        let kernel = self.kernel(Source::Embedding, &[], "embed_backward_runs", 0)?;
+        let args = vec![
+            Arg::At(self.at(o.tokens)),
+            Arg::At(order),
+            Arg::I32(rows as i32),
+            Arg::At(part),
+            Arg::At(self.at(o.dtable)),
+            Arg::I32(width as i32),
+        ];
+        self.launch(kernel, (windows, 1, 1), 128, 0, args);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use crate::ops::{Gates, GatesBackward, ShortConv, ShortConvBackward};
 use crate::plan::BufferId;
 
 /// Rows a thread slides over in the forward pass.
-const RUN: u64 = 64;
+const RUN: u64 = 128;
 /// Rows a thread slides over in the backward pass; a block's weight gradient is the sum over them.
 const RUN_BACKWARD: u64 = 128;
 /// Rows whose gate gradients one block sums.
@@ -20,6 +20,7 @@ impl Lowering<'_> {
         weight: Option<BufferId>,
         channels: usize,
         head_dim: usize,
+        silu: bool,
     ) -> Result<Vec<(&'static str, usize)>, CudaError> {
         if !(8..=256).contains(&head_dim) || !head_dim.is_power_of_two() || !channels.is_multiple_of(8) {
             return refuse(format!(
@@ -27,15 +28,19 @@ impl Lowering<'_> {
                  allowed: heads of 8, 16, 32, 64, 128, 256 and channels in multiples of 8"
             ));
         }
-        Ok(match weight {
+        let mut sizes = match weight {
             Some(w) => vec![("KD", head_dim), ("W", self.plan.buffer(w).width())],
             None => vec![("KD", head_dim), ("W", 1), ("NO_WEIGHT", 1)],
-        })
+        };
+        if !silu {
+            sizes.push(("NO_SILU", 1));
+        }
+        Ok(sizes)
     }
 
     pub(super) fn short_conv(&mut self, o: &ShortConv) -> Result<(), CudaError> {
         let (rows, channels) = (self.rows() as u64, o.x.width);
-        let sizes = self.conv_sizes(o.weight, channels, o.head_dim)?;
+        let sizes = self.conv_sizes(o.weight, channels, o.head_dim, o.silu)?;
         let kernel = self.kernel(Source::Conv, &sizes, "short_conv", 0)?;
         let (x, ld) = self.columns(o.x);
         let args = vec![
@@ -61,7 +66,7 @@ impl Lowering<'_> {
 
     pub(super) fn short_conv_backward(&mut self, o: &ShortConvBackward) -> Result<(), CudaError> {
         let (rows, channels) = (self.rows() as u64, o.x.width);
-        let sizes = self.conv_sizes(o.weight, channels, o.head_dim)?;
+        let sizes = self.conv_sizes(o.weight, channels, o.head_dim, o.silu)?;
         let taps = o.weight.map_or(1, |w| self.plan.buffer(w).width()) as u64;
         let blocks = rows.div_ceil(RUN_BACKWARD);
         let part = self.temporary(blocks * channels as u64 * taps * 4);

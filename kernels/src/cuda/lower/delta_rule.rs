@@ -96,16 +96,32 @@ impl Lowering<'_> {
 
     /// Cumulative decays, T (where wanted), W and U.
     fn chunk_local(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
+        self.cumulative_decays(c)?;
+        let shared = 4 * (2 * 64 * 68 + 768 + 3 * 64) + 2 * c.tile;
+        self.through_t(c, "delta_wy", shared, t)
+    }
+
+    /// Cumulative decays, W and U from a T that the forward pass kept.
+    fn chunk_local_again(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
+        self.cumulative_decays(c)?;
+        self.through_t(c, "delta_wu", 4 * 3 * 64 + 3 * c.tile, t)
+    }
+
+    fn cumulative_decays(&mut self, c: &Chunked) -> Result<(), CudaError> {
         let sizes = [("KD", c.shape.key_dim), ("VD", c.shape.value_dim)];
         let kernel = self.kernel(Source::DeltaRule, &sizes, "chunk_cumsum", 0)?;
-        self.launch(
-            kernel,
-            (c.chunks, 1, 1),
-            256,
-            0,
-            vec![c.meta, Arg::At(c.g), Arg::At(c.gc)],
-        );
-        let shared = 4 * (2 * 64 * 68 + 768 + 3 * 64) + 4 * c.tile;
+        let args = vec![c.meta, Arg::At(c.g), Arg::At(c.gc)];
+        self.launch(kernel, (c.chunks, 1, 1), 256, 0, args);
+        Ok(())
+    }
+
+    fn through_t(
+        &mut self,
+        c: &Chunked,
+        name: &'static str,
+        shared: u64,
+        t: Address,
+    ) -> Result<(), CudaError> {
         let args = vec![
             c.meta,
             c.k[0],
@@ -118,7 +134,7 @@ impl Lowering<'_> {
             Arg::At(c.w),
             Arg::At(c.u),
         ];
-        self.delta(c, "delta_wy", (c.chunks, c.heads, 1), shared, args)
+        self.delta(c, name, (c.chunks, c.heads, 1), shared, args)
     }
 
     /// The recurrence: states before each chunk, corrected values.
@@ -170,6 +186,14 @@ impl Lowering<'_> {
         ]
     }
 
+    /// The inverses that a forward pass keeps with its chunk states.
+    fn kept_t(&self, states: BufferId) -> Option<Address> {
+        self.places
+            .saved
+            .get(&states.index())
+            .map(|&at| Address::Device(at))
+    }
+
     fn states_bytes(&self, c: &Chunked) -> u64 {
         c.chunks * c.heads * (c.shape.key_dim * c.shape.value_dim) as u64 * self.elem()
     }
@@ -181,7 +205,8 @@ impl Lowering<'_> {
             self.maybe(o.final_state),
             self.at(o.o),
         );
-        self.chunk_local(&c, Address::NULL)?;
+        let kept = o.chunk_states.and_then(|id| self.kept_t(id));
+        self.chunk_local(&c, kept.unwrap_or(Address::NULL))?;
         if let Some((stages, shared)) = self.fused(&c) {
             let (states, vn) = (self.maybe(o.chunk_states), self.maybe(o.u));
             return self.fused_forward(&c, stages, shared, initial, o.scale, [states, vn, out, last]);
@@ -259,13 +284,20 @@ impl Lowering<'_> {
     pub(super) fn delta_rule_backward(&mut self, o: &DeltaRuleBackward) -> Result<(), CudaError> {
         let c = self.chunked(o.q, o.k, o.v, o.g, o.beta, o.documents, o.shape)?;
         let (kd, vd, elem) = (c.shape.key_dim as u64, c.shape.value_dim as u64, self.elem());
-        let t = self.temporary(c.chunks * c.heads * TILE * TILE * elem);
+        let kept = self.kept_t(o.chunk_states).filter(|_| !o.recompute);
+        let t = match kept {
+            Some(t) => t,
+            None => self.temporary(c.chunks * c.heads * TILE * TILE * elem),
+        };
         let dv = self.temporary(c.rows * c.heads * vd * elem);
         let dh = self.temporary(self.states_bytes(&c));
         let dgc = self.temporary(c.key_tiles * c.rows * c.heads * 4);
         let (states, vn) = (self.at(o.chunk_states), self.at(o.u));
         let fused = self.fused(&c);
-        self.chunk_local(&c, t)?;
+        match kept {
+            Some(t) => self.chunk_local_again(&c, t)?,
+            None => self.chunk_local(&c, t)?,
+        }
         if o.recompute {
             let initial = self.maybe(o.initial_state);
             match fused {

@@ -7,6 +7,11 @@ use super::product::Block;
 use super::{Lowering, refuse};
 use crate::ops::LinearCrossEntropy;
 
+/// Blocks that hold a row of logits together.
+const CLUSTER: u64 = 4;
+/// Most shared memory of such a block: three fit on a multiprocessor.
+const CLUSTER_SHARED: u64 = 72 * 1024;
+
 impl Lowering<'_> {
     pub(super) fn linear_cross_entropy(&mut self, o: &LinearCrossEntropy) -> Result<(), CudaError> {
         let (vocab, k) = self.weight_shape(o.weight)?;
@@ -25,7 +30,15 @@ impl Lowering<'_> {
             at: self.at(o.logits),
             ld: vocab,
         };
-        let kernel = self.kernel(Source::CrossEntropy, &[], "cross_entropy", 0)?;
+        // A quarter of a row in the shared memory of each of four blocks, three of them on a multiprocessor.
+        let slice = vocab.div_ceil(8 * CLUSTER) * 8;
+        let shared = slice * elem;
+        let clusters = self.modules.has_clusters() && elem == 2 && shared <= CLUSTER_SHARED;
+        let kernel = if clusters {
+            self.kernel(Source::CrossEntropy, &[], "cross_entropy_cluster", shared)?
+        } else {
+            self.kernel(Source::CrossEntropy, &[], "cross_entropy", 0)?
+        };
         let mut first = 0;
         while first < rows {
             let end = if most >= seq {
@@ -39,19 +52,22 @@ impl Lowering<'_> {
                 ld: k,
             };
             self.forward_product(n, x, o.weight, logits)?;
-            let args = vec![
+            let mut args = vec![
                 Arg::At(logits.at),
                 Arg::I64(vocab as i64),
                 Arg::At(self.at(o.labels).plus(first * 4)),
                 Arg::I32(vocab as i32),
-                Arg::At(
-                    o.gradients
-                        .as_ref()
-                        .map_or(Address::NULL, |g| self.at(g.grad_scale)),
-                ),
-                Arg::At(self.at(o.nll).plus(first * 4)),
             ];
-            self.launch(kernel, (n, 1, 1), 512, 0, args);
+            if clusters {
+                args.push(Arg::I32(slice as i32));
+            }
+            let scale = o.gradients.as_ref().map(|g| self.at(g.grad_scale));
+            args.extend([
+                Arg::At(scale.unwrap_or(Address::NULL)),
+                Arg::At(self.at(o.nll).plus(first * 4)),
+            ]);
+            let (blocks, shared) = if clusters { (n * CLUSTER, shared) } else { (n, 0) };
+            self.launch(kernel, (blocks, 1, 1), 512, shared, args);
             if let Some(g) = &o.gradients {
                 let dx = Block {
                     at: self.at(g.dx).plus(first * k * elem),

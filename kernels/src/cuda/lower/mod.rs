@@ -5,6 +5,7 @@ mod conv;
 pub(super) mod delta_rule;
 mod loss;
 mod norm;
+mod operands;
 mod optimizer;
 mod product;
 
@@ -41,6 +42,22 @@ pub(super) struct Places {
     pub(super) documents: BTreeMap<BufferId, DocumentAddresses>,
     /// Per token buffer: rows sorted by token.
     pub(super) row_orders: BTreeMap<BufferId, u64>,
+    /// Per buffer of chunk states, by position: the inverses of the chunk-local systems, kept for the backward pass.
+    pub(super) saved: BTreeMap<usize, u64>,
+}
+
+impl Places {
+    /// The block of tables starts at `base`; so far it started at 0.
+    pub(super) fn move_side(&mut self, base: u64) {
+        for d in self.documents.values_mut() {
+            d.chunks += base;
+            d.docs += base;
+            d.counts += base;
+            d.start += base;
+        }
+        self.row_orders.values_mut().for_each(|p| *p += base);
+        self.copies.values_mut().for_each(|p| *p += base);
+    }
 }
 
 /// Makes calls out of operators.
@@ -83,6 +100,7 @@ impl<'a> Lowering<'a> {
     /// Appends the calls of one operator.
     pub(super) fn lower(&mut self, op: &Op) -> Result<(), CudaError> {
         self.used = 0;
+        operands::check(self.plan, self.precision, op)?;
         match op {
             Op::Zero(o) => {
                 for &id in &o.buffers {
@@ -206,6 +224,7 @@ impl<'a> Lowering<'a> {
             grid: (grid.0 as u32, grid.1 as u32, grid.2 as u32),
             threads,
             shared: shared as u32,
+            table: Vec::new(),
             args,
         }));
     }

@@ -4,7 +4,7 @@ use super::super::call::{Address, Arg};
 use super::super::error::CudaError;
 use super::super::source::Source;
 use super::{Lowering, refuse};
-use crate::ops::{AddRmsNorm, AddRmsNormBackward, GatedRmsNorm, GatedRmsNormBackward};
+use crate::ops::{AddRmsNorm, AddRmsNormBackward, GateActivation, GatedRmsNorm, GatedRmsNormBackward};
 
 const WARPS: u64 = 8;
 /// Rows whose weight gradients one block sums.
@@ -56,7 +56,12 @@ impl Lowering<'_> {
     pub(super) fn gated_rms_norm(&mut self, o: &GatedRmsNorm) -> Result<(), CudaError> {
         let (v, value_heads) = self.head_split(o.x, o.weight)?;
         let heads = self.rows() as u64 * value_heads as u64;
-        let kernel = self.kernel(Source::GatedNorm, &[("VD", v)], "gated_rms_norm", 0)?;
+        let kernel = self.kernel(
+            Source::GatedNorm,
+            &gate_sizes(v, o.activation),
+            "gated_rms_norm",
+            0,
+        )?;
         let (gate, ld) = o.gate.map_or((Address::NULL, Arg::I64(0)), |g| self.columns(g));
         let args = vec![
             Arg::At(self.at(o.x)),
@@ -78,7 +83,12 @@ impl Lowering<'_> {
         let heads = self.rows() as u64 * value_heads as u64;
         let blocks = heads.div_ceil(HEADS_PER_BLOCK);
         let part = self.temporary(blocks * v as u64 * 4);
-        let kernel = self.kernel(Source::GatedNorm, &[("VD", v)], "gated_rms_norm_backward", 0)?;
+        let kernel = self.kernel(
+            Source::GatedNorm,
+            &gate_sizes(v, o.activation),
+            "gated_rms_norm_backward",
+            0,
+        )?;
         let none = (Address::NULL, Arg::I64(0));
         let (gate, ld) = o.gate.map_or(none, |g| self.columns(g));
         let (dgate, ldd) = o.dgate.map_or(none, |g| self.columns(g));
@@ -131,4 +141,12 @@ impl Lowering<'_> {
 /// Lanes that share a head in `gated_norm.cu`.
 fn lanes(v: usize) -> u64 {
     (v as u64 / 8).min(32)
+}
+
+/// Definitions of `gated_norm.cu`.
+fn gate_sizes(v: usize, activation: GateActivation) -> Vec<(&'static str, usize)> {
+    match activation {
+        GateActivation::Swish => vec![("VD", v)],
+        GateActivation::Sigmoid => vec![("VD", v), ("SIGMOID_GATE", 1)],
+    }
 }

@@ -35,7 +35,11 @@ impl Lowering<'_> {
         Ok((n, k))
     }
 
-    pub(super) fn product(&mut self, shape: Shape, product: Product) -> Result<(), CudaError> {
+    pub(super) fn product(&mut self, mut shape: Shape, product: Product) -> Result<(), CudaError> {
+        shape.align = [product.a, product.b, product.d]
+            .map(Address::alignment)
+            .into_iter()
+            .fold(256, u32::min);
         let index = self.products.prepare(shape)?;
         self.operands.entry(index).or_insert(product);
         self.calls.push(Call::Product { index, product });
@@ -63,6 +67,7 @@ impl Lowering<'_> {
             input: self.elem_type(),
             output: self.elem_type(),
             accumulate: false,
+            align: 0,
         };
         self.product(
             shape,
@@ -95,6 +100,7 @@ impl Lowering<'_> {
             input: self.elem_type(),
             output: self.elem_type(),
             accumulate: false,
+            align: 0,
         };
         self.product(
             shape,
@@ -127,6 +133,7 @@ impl Lowering<'_> {
             input: self.elem_type(),
             output: Type::F32,
             accumulate: true,
+            align: 0,
         };
         self.product(
             shape,

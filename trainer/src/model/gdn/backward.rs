@@ -11,9 +11,14 @@ impl Emitter<'_> {
         p: Parameter,
         name: String,
     ) -> BufferId {
-        let width = self.b.get(x).width();
-        let dx = self.activation(name, width);
-        let (dout, x, dx_columns) = (self.b.columns(dout), self.b.columns(x), self.b.columns(dx));
+        let dx = self.linear_backward_input(dout, x, p, name);
+        self.linear_backward_weight(dout, x, p);
+        dx
+    }
+
+    fn linear_backward_input(&mut self, dout: BufferId, x: BufferId, p: Parameter, name: String) -> BufferId {
+        let dx = self.activation(name, self.b.get(x).width());
+        let (dout, dx_columns) = (self.b.columns(dout), self.b.columns(dx));
         self.b.push(
             Section::Backward,
             LinearBackwardInput {
@@ -22,6 +27,11 @@ impl Emitter<'_> {
                 dx: dx_columns,
             },
         );
+        dx
+    }
+
+    fn linear_backward_weight(&mut self, dout: BufferId, x: BufferId, p: Parameter) {
+        let (dout, x) = (self.b.columns(dout), self.b.columns(x));
         self.b.push(
             Section::Backward,
             LinearBackwardWeight {
@@ -30,7 +40,6 @@ impl Emitter<'_> {
                 dweight: p.gradient,
             },
         );
-        dx
     }
 
     /// Gradient of [`Self::add_norm`]: returns those of the stream and of the branch.
@@ -104,7 +113,8 @@ impl Emitter<'_> {
         } = self.blocks[i];
         let columns = InProj::new(c);
         let (documents, shape) = (self.documents, self.delta_shape());
-        let dactivated = self.linear_backward(dbranch, s.activated, down, name("swiglu.dout"));
+        // The weight's gradient comes after the activation's, which can write the activation again on its way.
+        let dactivated = self.linear_backward_input(dbranch, s.activated, down, name("swiglu.dout"));
         let dgate_up = self.activation(name("gate_up.dout"), 2 * c.mlp_size());
         self.b.push(
             Section::Backward,
@@ -112,8 +122,10 @@ impl Emitter<'_> {
                 gate_up: s.gate_up,
                 dout: dactivated,
                 dgate_up,
+                out: None,
             },
         );
+        self.linear_backward_weight(dbranch, s.activated, down);
         let dnormed = self.linear_backward(dgate_up, s.mlp_normed, gate_up, name("mlp_norm.dout"));
         let (dx, dmixed) = self.add_norm_backward(
             s.mlp_input,

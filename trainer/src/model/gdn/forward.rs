@@ -161,7 +161,7 @@ impl Emitter<'_> {
             shape.value_dim,
         ];
         let saves = section == Section::Forward;
-        let chunk_states = self.b.buffer(name("chunk_states"), &state, Role::Statistic);
+        let chunk_states = self.b.buffer(name("chunk_states"), &state, Role::Activation);
         let u = self.activation(name("u"), c.value_dim());
         let [q, k, v] = self.split_qkv(qkv);
         self.b.push(

@@ -239,11 +239,8 @@ impl<'a> Emitter<'a> {
             let head = whole(&mut b, "lm_head.weight", &[vocab, hidden]);
             (head.value, head.gradient)
         };
-        let longest = options.geometry.seq_length;
-        let chunk_rows = options
-            .logits_chunk_rows
-            .unwrap_or_else(|| ((1 << 22) / vocab).max(64))
-            .clamp(1, longest);
+        let default = ((1 << 22) / vocab).max(64).min(options.geometry.seq_length);
+        let chunk_rows = options.logits_chunk_rows.unwrap_or(default).clamp(1, rows);
         Emitter {
             b,
             config,
