@@ -513,7 +513,8 @@ fn v50_steps_and_documents_are_looked_up_in_a_packed_run_of_three_epochs() {
         prefix.display()
     );
     // Every place of the run with what a scan of its tokens says.
-    let mut all: Vec<([u64; 4], Vec<(i64, i64, i64)>)> = Vec::new();
+    type Spans = Vec<(i64, i64, i64)>;
+    let mut all: Vec<([u64; 4], Spans)> = Vec::new();
     for record in json_lines(&format!("{run} --emit tokens --format jsonl --quiet")) {
         let number = |key: &str| record[key].as_u64().unwrap();
         for (slot, row) in (0..).zip(record["tokens"].as_array().unwrap()) {
