@@ -125,7 +125,8 @@ fn v64_packed_documents_have_the_bits_they_have_alone() {
     for lengths in [vec![1, 3, 4, 63, 64, 65, 500], vec![500, 64, 3, 65, 1, 63, 4]] {
         let total: usize = lengths.iter().sum();
         for precision in [Precision::Fp32, Precision::Amp] {
-            let makers: [&dyn Fn(&[usize]) -> Case; 2] = [&|l| delta(l, true, 64), &conv];
+            type Maker<'a> = &'a dyn Fn(&[usize]) -> Case;
+            let makers: [Maker<'_>; 2] = [&|l| delta(l, true, 64), &conv];
             for make in makers {
                 let packed = stored(make(&lengths), precision);
                 let whole = on_device(&packed, precision);

@@ -159,7 +159,9 @@ fn counts_are_those_of_a_plain_recount() {
     dealt_a.sort_by_key(|&(_, micro_step, rank, slot, _)| (micro_step, slot, rank));
     let mut dealt_b = b.clone();
     dealt_b.sort_by_key(|&(_, micro_step, rank, slot, _)| (micro_step, rank, slot));
-    let first = |dealt: &[(u64, u64, u64, u64, u64)]| -> BTreeMap<u64, (usize, (u64, u64, u64, u64))> {
+    type At = (u64, u64, u64, u64);
+    type Found = BTreeMap<u64, (usize, At)>;
+    let first = |dealt: &[(u64, u64, u64, u64, u64)]| -> Found {
         let mut first = BTreeMap::new();
         for (k, &(step, micro_step, rank, slot, row)) in dealt.iter().enumerate() {
             first.entry(row).or_insert((k, (step, micro_step, rank, slot)));
@@ -171,9 +173,7 @@ fn counts_are_those_of_a_plain_recount() {
         .iter()
         .filter_map(|(row, a)| Some((*a, *first_b.get(row)?)))
         .collect();
-    let count = |test: &dyn Fn(&(u64, u64, u64, u64), &(u64, u64, u64, u64)) -> bool| {
-        common.iter().filter(|((_, a), (_, b))| test(a, b)).count()
-    };
+    let count = |test: &dyn Fn(&At, &At) -> bool| common.iter().filter(|((_, a), (_, b))| test(a, b)).count();
     let stats = &found["stats"];
     assert_eq!(stats["common"], common.len());
     assert_eq!(stats["same_step"], count(&|a, b| a.0 == b.0));
