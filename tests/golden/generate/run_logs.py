@@ -65,7 +65,7 @@ def trainer_worker(out, resume):
         def forward(self, input_ids, labels=None):
             return {"loss": (self.w * input_ids.float().mean()).sum()}
 
-    data = datasets.load_from_disk(SHAKESPEARE).select_columns(["input_ids"]).shuffle(seed=TRAINER["seed"])
+    data = datasets.load_from_disk(SHAKESPEARE).select_columns(["input_ids"]).shuffle(seed=TRAINER["seed"], keep_in_memory=True)
     args = TrainingArguments(
         output_dir=os.path.join(out, "ck"), per_device_train_batch_size=TRAINER["micro_batch_size"], seed=TRAINER["seed"], use_cpu=True,
         gradient_accumulation_steps=TRAINER["gradient_accumulation_steps"], max_steps=TRAINER["max_steps"], learning_rate=1e-9,

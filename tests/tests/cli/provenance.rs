@@ -259,7 +259,7 @@ fn verify_recognises_a_real_megatron_run() {
 /// What a blend takes of its datasets, against a recount of the places that `where` lists.
 #[test]
 fn audit_tells_what_a_blend_takes() {
-    let run = "--order megatron --seed 1234 --samples 400 --data-path 0.3 tests/golden/megatron/u16/data 0.7 \
+    let run = "--order megatron --seed 1234 --samples 600 --data-path 0.3 tests/golden/megatron/u16/data 0.7 \
                tests/golden/megatron/multiseq/data --split 100,0,0 --seq-length 16 --micro-batch-size 4";
     let report = json(&line(&format!("audit --json {run}")).ok());
     let taken = &report["composition"];
