@@ -5,6 +5,7 @@ mod config;
 mod groups;
 mod init;
 mod pairs;
+mod profile;
 mod selftest;
 mod settings;
 mod train;
@@ -33,6 +34,8 @@ enum Command {
     Init(init::Args),
     /// Prints which target each input token of a step is trained on.
     Pairs(pairs::Args),
+    /// Shows where the time of a step goes on the run's device.
+    Profile(profile::Args),
     /// Proves on this machine that a run's bits depend on its settings alone.
     Selftest(selftest::Args),
 }
@@ -53,6 +56,7 @@ pub fn run(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
         Command::Groups(args) => groups::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Pairs(args) => pairs::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     };
     match result {

@@ -10,15 +10,19 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   trainer selftest
+  trainer selftest --device cuda
   trainer selftest --json")]
 pub(super) struct Args {
+    /// Where: auto, cpu, cuda or cuda:N. On CUDA also a layer of gdn-300m 1000 times, and beside a second stream of load.
+    #[arg(long, default_value = "auto")]
+    device: String,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let report = test(args.json)?;
+    let report = test(&args.device, args.json)?;
     if args.json {
         super::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
@@ -40,14 +44,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs the self-test and keeps its result for manifests.
-pub(super) fn test(quiet: bool) -> anyhow::Result<Report> {
+pub(super) fn test(device: &str, quiet: bool) -> anyhow::Result<Report> {
     let bar = if quiet {
         ProgressBar::hidden()
     } else {
-        ProgressBar::new(9)
+        ProgressBar::new(selftest::MOST_CHECKS)
     };
     bar.set_style(ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}")?);
-    let report = selftest::run(&mut |name| {
+    let report = selftest::run(device, &mut |name| {
         bar.set_message(name.to_owned());
         bar.inc(1);
     })?;

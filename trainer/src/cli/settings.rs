@@ -13,12 +13,17 @@ pub(super) struct Settings {
     /// Sets one value over the file's, for example --set optimizer.lr=1e-3 --set order=megatron. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(super) set: Vec<String>,
+    /// Device that computes: auto, cpu, cuda or cuda:N; the same as --set train.device=….
+    #[arg(long, value_name = "DEVICE")]
+    pub(super) device: Option<String>,
 }
 
 impl Settings {
     /// Reads the settings.
     pub(super) fn load(&self) -> anyhow::Result<Composed> {
         let environment = |name: &str| std::env::var(name).ok();
-        Ok(config::load(self.config.as_deref(), &self.set, &environment)?)
+        let mut set = self.set.clone();
+        set.extend(self.device.iter().map(|d| format!("train.device={d}")));
+        Ok(config::load(self.config.as_deref(), &set, &environment)?)
     }
 }

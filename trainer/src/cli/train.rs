@@ -34,7 +34,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let composed = args.settings.load()?;
-    if args.selftest && !super::selftest::test(args.quiet)?.passed() {
+    if args.selftest && !super::selftest::test(&composed.config.train.device, args.quiet)?.passed() {
         anyhow::bail!(
             "the self-test failed: runs are not reproducible on this machine; see trainer selftest"
         );

@@ -29,7 +29,7 @@ pub use model_json::read_model_json;
 pub use origin::{Composed, Origin};
 pub use sections::{
     BatchConfig, CheckpointConfig, EvalConfig, LoaderConfig, LogConfig, LossConfig, Precision,
-    RecomputePolicy, Resume, SeedsConfig, TrainConfig,
+    RecomputeSetting, Resume, SeedsConfig, TrainConfig,
 };
 
 /// A run. Every section and key is described where its type is defined.

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use ceteris_kernels::recompute::Recompute;
 use ceteris_samplers::Geometry;
 use serde::{Deserialize, Serialize};
 
 use super::SettingError;
+use crate::device::{DeviceError, DeviceSetting, Target};
+
+pub use crate::device::{Arithmetic as Precision, RecomputeSetting};
 
 pub(super) fn refuse<T>(key: &str, problem: impl Into<String>) -> Result<T, SettingError> {
     Err(SettingError::new(key, problem))
@@ -107,40 +109,6 @@ impl BatchConfig {
     }
 }
 
-/// Arithmetic of the CPU backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Single precision.
-    #[default]
-    F32,
-    /// Double precision, for checks.
-    F64,
-}
-
-/// What the backward pass computes again instead of keeping it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RecomputePolicy {
-    /// Nothing.
-    #[default]
-    None,
-    /// Normed inputs, convolution outputs and SwiGLU activations.
-    Cheap,
-    /// Whole blocks.
-    Block,
-}
-
-impl From<RecomputePolicy> for Recompute {
-    fn from(policy: RecomputePolicy) -> Self {
-        match policy {
-            RecomputePolicy::None => Recompute::None,
-            RecomputePolicy::Cheap => Recompute::Cheap,
-            RecomputePolicy::Block => Recompute::Block,
-        }
-    }
-}
-
 /// Length and arithmetic of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -149,15 +117,15 @@ pub struct TrainConfig {
     pub steps: Option<u64>,
     /// Passes over the data; the run ends there even when `steps` is larger.
     pub epochs: Option<u64>,
-    /// `cpu`, or `auto`: the best device there is.
+    /// `auto` (the first CUDA device if there is one, else the CPU), `cpu`, `cuda` or `cuda:N`.
     pub device: String,
-    /// Arithmetic on the CPU: `f32` or `f64`.
+    /// Arithmetic: `auto` (`amp` on CUDA, `f32` on the CPU), `amp`, `f32` or `f64` (CPU).
     pub precision: Precision,
+    /// What the backward pass computes again: `auto` (`cheap` on CUDA, `none` on the CPU), `none`, `cheap` or `block`.
+    /// Changes memory and speed, no result.
+    pub recompute: RecomputeSetting,
     /// Threads that compute, all cores when absent; changes no result.
     pub threads: Option<usize>,
-    /// What the backward pass computes again instead of keeping it: `none`, `cheap`, `block`. Less memory, more time, the
-    /// same bits.
-    pub recompute: RecomputePolicy,
 }
 
 impl Default for TrainConfig {
@@ -166,17 +134,38 @@ impl Default for TrainConfig {
             steps: None,
             epochs: None,
             device: "auto".into(),
-            precision: Precision::F32,
+            precision: Precision::Auto,
+            recompute: RecomputeSetting::Auto,
             threads: None,
-            recompute: RecomputePolicy::None,
         }
     }
 }
 
 impl TrainConfig {
+    fn device_setting(&self) -> Result<DeviceSetting, SettingError> {
+        self.device
+            .parse()
+            .or_else(|error: DeviceError| refuse("train.device", error.to_string()))
+    }
+
+    /// Whether the program chooses the device.
+    pub fn chooses_device(&self) -> bool {
+        self.device_setting().is_ok_and(|d| d == DeviceSetting::Auto)
+    }
+
+    /// The device that this machine has for `device`.
+    ///
+    /// # Errors
+    /// [`SettingError`]: a name that means nothing.
+    pub fn target(&self) -> Result<Target, SettingError> {
+        Ok(self.device_setting()?.resolve())
+    }
+
     pub(super) fn validate(&self) -> Result<(), SettingError> {
-        if !matches!(self.device.as_str(), "auto" | "cpu") {
-            return refuse("train.device", format!("'{}'; allowed: auto, cpu", self.device));
+        if let DeviceSetting::Of(target) = self.device_setting()?
+            && let Err(error) = target.arithmetic(self.precision)
+        {
+            return refuse("train.precision", error.to_string());
         }
         if self.steps.is_none() && self.epochs.is_none() {
             return refuse("train.steps", "is not given; give train.steps or train.epochs");

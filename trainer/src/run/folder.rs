@@ -27,6 +27,11 @@ impl RunFolder {
         self.0.join("manifest.json")
     }
 
+    /// Algorithms of the matrix products on a CUDA device: with them another process computes the same bits.
+    pub fn products(&self) -> PathBuf {
+        self.0.join("products.json")
+    }
+
     /// Settings.
     pub fn settings(&self) -> PathBuf {
         self.0.join("config.resolved.yaml")

@@ -81,6 +81,9 @@ pub struct Manifest {
     pub parameters: u64,
     /// Where it runs.
     pub machine: Machine,
+    /// Device and arithmetic.
+    #[serde(default)]
+    pub device: String,
     /// Result of the last self-test of this version on this machine, if there was one.
     pub selftest: Option<selftest::Report>,
     /// Fingerprint over the steps' fingerprints, once the run has ended.
@@ -184,6 +187,7 @@ pub fn manifest(
         num_samples: data.source.num_samples(),
         seeds,
         parameters: parameters as u64,
+        device: String::new(),
         machine: Machine::here(),
         selftest: selftest::recorded(),
         run_fingerprint: None,

@@ -8,9 +8,11 @@ pub mod evaluate;
 pub mod folder;
 pub mod manifest;
 pub mod metrics;
+pub mod profile;
 pub mod progress;
 mod resume;
 pub mod selftest;
+mod selftest_cuda;
 pub mod train;
 
 use std::path::{Path, PathBuf};

@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use super::engine::Engine;
 use super::manifest::{Machine, combined_sha256};
 use super::resume::load;
-use super::{RunError, io, write_atomic};
+use super::{RunError, io, selftest_cuda, write_atomic};
 use crate::checkpoint::{self, Snapshot, TrainerState, safetensors::Stored};
 use crate::config::RunConfig;
 use crate::data::TrainData;
+use crate::device::Target;
 
 /// Steps of each run.
 const STEPS: u64 = 6;
@@ -96,19 +97,26 @@ pub fn record(report: &Report) -> Result<Option<PathBuf>, RunError> {
     Ok(Some(path))
 }
 
-/// Runs the self-test; `progress` hears the name of each comparison before it runs.
+/// Most comparisons a self-test makes, for progress bars.
+pub const MOST_CHECKS: u64 = 9;
+
+/// Runs the self-test on a device (`train.device`'s names); `progress` hears the name of each comparison before it runs.
 ///
 /// # Errors
 /// [`RunError`]: a run could not be made at all.
-pub fn run(progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
+pub fn run(device: &str, progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
     let started = Instant::now();
+    let mut plain_settings = settings();
+    plain_settings.train.device = device.to_owned();
+    let target = plain_settings.train.target()?;
+    let cuda = matches!(target, Target::Cuda(_));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     progress("plain run");
-    let plain = trace(&settings(), None)?;
+    let plain = trace(&plain_settings, None)?;
     let mut checks = Vec::new();
     let mut compare = |name: &str, change: &dyn Fn(&mut RunConfig), resume: bool| -> Result<(), RunError> {
         progress(name);
-        let mut config = settings();
+        let mut config = plain_settings.clone();
         change(&mut config);
         let other = trace(&config, resume.then_some(HALF))?;
         let difference = plain.difference(&other);
@@ -120,8 +128,10 @@ pub fn run(progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
         Ok(())
     };
     compare("the same run again", &|_| {}, false)?;
-    compare("1 thread", &|c| c.train.threads = Some(1), false)?;
-    compare("3 threads", &|c| c.train.threads = Some(3), false)?;
+    if !cuda {
+        compare("1 thread", &|c| c.train.threads = Some(1), false)?;
+        compare("3 threads", &|c| c.train.threads = Some(3), false)?;
+    }
     compare(
         &format!("{} threads, 5 loader workers", 2 * cores),
         &|c| {
@@ -131,28 +141,34 @@ pub fn run(progress: &mut dyn FnMut(&str)) -> Result<Report, RunError> {
         false,
     )?;
     compare("saved and resumed in the middle", &|_| {}, true)?;
-    compare(
-        "1 rank x micro-batch 2 x accumulation 4",
-        &|c| {
-            c.batch.world_size = 1;
-            c.batch.gradient_accumulation_steps = Some(4);
-        },
-        false,
-    )?;
-    compare(
-        "device micro-batches of 1 row",
-        &|c| c.batch.device_micro_batch_size = Some(1),
-        false,
-    )?;
-    compare(
-        "device micro-batches of 4 rows",
-        &|c| c.batch.device_micro_batch_size = Some(4),
-        false,
-    )?;
+    // A device's sums over rows follow the size of its micro-batches; the CPU's do not.
+    if !cuda {
+        compare(
+            "1 rank x micro-batch 2 x accumulation 4",
+            &|c| {
+                c.batch.world_size = 1;
+                c.batch.gradient_accumulation_steps = Some(4);
+            },
+            false,
+        )?;
+        compare(
+            "device micro-batches of 1 row",
+            &|c| c.batch.device_micro_batch_size = Some(1),
+            false,
+        )?;
+        compare(
+            "device micro-batches of 4 rows",
+            &|c| c.batch.device_micro_batch_size = Some(4),
+            false,
+        )?;
+    }
+    if let Target::Cuda(ordinal) = target {
+        checks.extend(selftest_cuda::checks(&plain_settings, ordinal, progress)?);
+    }
     Ok(Report {
         ceteris_version: env!("CARGO_PKG_VERSION").into(),
         machine: Machine::here(),
-        device: "cpu".into(),
+        device: target.to_string(),
         seconds: started.elapsed().as_secs_f64(),
         checks,
     })
@@ -163,7 +179,7 @@ fn settings() -> RunConfig {
     let mut config = RunConfig::default();
     let model = &mut config.model;
     (model.hidden_size, model.num_hidden_layers, model.vocab_size) = (64, 2, 256);
-    (model.num_heads, model.num_v_heads, model.head_dim, model.expand_v) = (2, Some(4), 16, 1.0);
+    (model.num_heads, model.num_v_heads, model.head_dim, model.expand_v) = (1, Some(2), 64, 1.0);
     (model.intermediate_size, model.tie_word_embeddings) = (Some(128), true);
     config.data.cache_dir = "made-up".into();
     config.data.seq_length = 96;

@@ -4,9 +4,9 @@
 //! loader workers, and a run that was stopped and resumed any number of times equals one that was not.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ceteris_loader::pipeline::{LoaderError, StopSignal};
+use ceteris_loader::pipeline::{LoaderError, LoaderState, StopSignal};
 
 use super::engine::Engine;
 use super::evaluate::Evaluation;
@@ -18,10 +18,14 @@ use super::resume::{check_resumable, find_checkpoint, load, settings};
 use super::{RunError, io, write_atomic};
 use crate::checkpoint::{self, Snapshot, TrainerState, safetensors};
 use crate::config::{Precision, RunConfig};
-use crate::data::{DataError, GlobalBatches, TrainData};
+use crate::data::{DataError, GlobalBatch, GlobalBatches, TrainData};
+use crate::device;
 use crate::optim::decay_table;
 use crate::schedule::Schedule;
 use crate::tensorboard::EventWriter;
+
+/// Waiting for a step longer than this means that the device was still computing it.
+const BUSY: Duration = Duration::from_micros(200);
 
 /// What a caller may ask of a run beside its settings.
 #[derive(Clone, Debug, Default)]
@@ -64,12 +68,23 @@ pub fn train(config: &RunConfig, options: &TrainOptions) -> Result<Outcome, RunE
     ended
 }
 
+/// A batch read ahead of its step.
+struct Prefetched {
+    batch: Result<Option<GlobalBatch>, DataError>,
+    /// The device was still computing when it was there.
+    hidden: bool,
+}
+
 struct Run<'a> {
     config: &'a RunConfig,
     options: &'a TrainOptions,
     folder: RunFolder,
     engine: Engine,
     batches: GlobalBatches,
+    /// The batch after the one that was taken last, read while the device computed.
+    next: Option<Prefetched>,
+    /// Where the loader stood after the batch that was taken last.
+    loader_state: LoaderState,
     schedule: Schedule,
     evaluation: Option<Evaluation>,
     metrics: MetricsFile,
@@ -99,7 +114,13 @@ impl<'a> Run<'a> {
         }
         let evaluation = Evaluation::open(config)?;
         let found = find_checkpoint(config, &folder, &say)?;
-        let mut engine = Engine::build(config)?;
+        let products = device::load_products(&folder.products()).map_err(io(&folder.products(), "read"))?;
+        let mut engine = Engine::build_again(config, products)?;
+        if let Some(products) = engine.products() {
+            let text = serde_json::to_string_pretty(products).unwrap_or_default();
+            write_atomic(&folder.products(), &text)?;
+        }
+        say(&format!("device: {}", engine.device()));
         say(&format!(
             "model: {} values in {} tensors; order: {}; {} samples; {} steps of {} rows x {} tokens",
             engine.parameter_count(),
@@ -136,13 +157,14 @@ impl<'a> Run<'a> {
                             .map_err(|e| e.to_string())
                     })?;
                 let shas = engine.weights_sha256()?;
-                let manifest = manifest(
+                let mut manifest = manifest(
                     config,
                     &data,
                     steps,
                     &combined_sha256(&shas),
                     engine.parameter_count(),
                 )?;
+                manifest.device = engine.device().to_owned();
                 manifest.save(&folder.manifest())?;
                 TrainerState {
                     format: checkpoint::FORMAT,
@@ -190,6 +212,8 @@ impl<'a> Run<'a> {
             folder: folder.0.clone(),
         };
         Ok(Run {
+            next: None,
+            loader_state: batches.state().clone(),
             progress: Progress::new(steps, state.step, config.log.every, options.quiet),
             config,
             options,
@@ -254,12 +278,19 @@ impl<'a> Run<'a> {
     /// One optimizer step; false when the data ends before the run.
     fn one_step(&mut self) -> Result<bool, RunError> {
         let started = Instant::now();
-        let Some(batch) = self.batches.next_batch()? else {
+        let Some((batch, stall)) = self.take_batch()? else {
             return Ok(false);
         };
         let learning_rate = self.schedule.learning_rate(self.state.step);
         let update = self.state.step + 1;
-        let result = self.engine.step(&batch, update, learning_rate)?;
+        let begun = self.engine.start(&batch, update, learning_rate)?;
+        let next = (update < self.steps).then(|| self.batches.next_batch());
+        let waited = Instant::now();
+        let result = self.engine.finish(begun)?;
+        self.next = next.map(|batch| Prefetched {
+            batch,
+            hidden: waited.elapsed() > BUSY,
+        });
         self.state.step = update;
         self.state.tokens += batch.tokens();
         let seconds = started.elapsed().as_secs_f64();
@@ -276,7 +307,7 @@ impl<'a> Run<'a> {
             tokens_per_s: batch.tokens() as f64 / seconds,
             tflops_per_s: flops / seconds / 1e12,
             step_s: seconds,
-            stall_ms: batch.wait.as_secs_f64() * 1e3,
+            stall_ms: stall.as_secs_f64() * 1e3,
             batch_fingerprint: batch.fingerprint.fingerprint.to_string(),
         };
         self.last.loss = Some(line.loss);
@@ -299,6 +330,24 @@ impl<'a> Run<'a> {
             .append(&Line::Step(line))
             .map_err(io(&path, "write"))?;
         Ok(true)
+    }
+
+    /// The next batch and how long the device stood still for it; `None` after the last one.
+    fn take_batch(&mut self) -> Result<Option<(GlobalBatch, Duration)>, RunError> {
+        let next = match self.next.take() {
+            Some(next) => next,
+            None => Prefetched {
+                batch: self.batches.next_batch(),
+                hidden: false,
+            },
+        };
+        let Some(batch) = next.batch? else {
+            return Ok(None);
+        };
+        // No later batch has been read yet.
+        self.loader_state = self.batches.state().clone();
+        let stall = if next.hidden { Duration::ZERO } else { batch.wait };
+        Ok(Some((batch, stall)))
     }
 
     fn evaluate(&mut self) -> Result<(), RunError> {
@@ -334,7 +383,7 @@ impl<'a> Run<'a> {
             values: &mut |part, tensor, first, out: &mut [f64]| engine.read_part(part, tensor, first, out),
             config_json: checkpoint::config_json(&self.config.model, stored),
             state: &self.state,
-            loader: self.batches.state(),
+            loader: &self.loader_state,
         };
         let path = checkpoint::save(
             &self.folder.checkpoints(),
@@ -366,7 +415,7 @@ fn preset(config: &RunConfig) -> &'static str {
 
 fn stored(config: &RunConfig) -> safetensors::Stored {
     match config.train.precision {
-        Precision::F32 => safetensors::Stored::F32,
+        Precision::Auto | Precision::Amp | Precision::F32 => safetensors::Stored::F32,
         Precision::F64 => safetensors::Stored::F64,
     }
 }
