@@ -49,11 +49,12 @@ add_rms_norm(const resid* x, const elem* branch, const float* __restrict__ w, re
 }
 
 // dx = dxin + rstd (w dy - xhat mean(w dy xhat));  dbranch = dx as elem;  dw partial sums per block of rows.
-// dxin may be null (0). Dynamic shared memory: WARPS * D floats.
+// dxin may be null (0).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 rms_norm_backward(const elem* __restrict__ dy, const resid* __restrict__ x, const float* __restrict__ rstd, const float* __restrict__ w, const resid* dxin,
                   resid* dx, elem* __restrict__ dbranch, float* __restrict__ dw_part, int rows, int rows_per_block) {
-  extern __shared__ __align__(16) float part[];
+  // One slab of 256 columns at a time: room that does not grow with D.
+  __shared__ __align__(16) float part[WARPS][256];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   Vec8 dw[VECS];
 #pragma unroll
@@ -103,14 +104,15 @@ rms_norm_backward(const elem* __restrict__ dy, const resid* __restrict__ x, cons
   }
 #pragma unroll
   for (int i = 0; i < VECS; ++i) {
-    int c = i * 256 + lane * 8;
-    if (c < D) save8(part + warp * D + c, dw[i]);
-  }
-  __syncthreads();
-  for (int c = threadIdx.x; c < D; c += WARPS * 32) {
-    float s = 0.f;
+    save8(&part[warp][lane * 8], dw[i]);
+    __syncthreads();
+    const int c = i * 256 + threadIdx.x;
+    if (c < D) {
+      float s = 0.f;
 #pragma unroll
-    for (int k = 0; k < WARPS; ++k) s += part[k * D + c];
-    dw_part[(long long)blockIdx.x * D + c] = s;
+      for (int k = 0; k < WARPS; ++k) s += part[k][threadIdx.x];
+      dw_part[(long long)blockIdx.x * D + c] = s;
+    }
+    __syncthreads();
   }
 }

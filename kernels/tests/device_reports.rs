@@ -24,6 +24,10 @@ fn on_device(case: &Case, precision: Precision) -> Vec<Vec<f64>> {
     case.run(&mut executor).unwrap()
 }
 
+fn norm(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
 fn name(case: &Case, output: usize) -> &str {
     &case.plan.buffer(case.outputs[output].buffer).name
 }
@@ -82,17 +86,23 @@ fn v62_extreme_keys_gates_and_betas_stay_finite_and_right() {
             for (precision, limit) in [(Precision::Fp32, 1e-5), (Precision::Amp, 2e-2)] {
                 let case = stored(case.clone(), precision);
                 let want = case.oracle().unwrap();
+                let largest = want.iter().map(|w| norm(w)).fold(0.0, f64::max);
                 for (i, (got, want)) in on_device(&case, precision).iter().zip(&want).enumerate() {
                     assert!(
                         got.iter().all(|x| x.is_finite()),
                         "{what}, {length} tokens, {precision:?}: {} is not finite",
                         name(&case, i)
                     );
-                    // Where the exact gradient is all but zero, against the size of the other outputs.
-                    let size = want.iter().map(|x| x * x).sum::<f64>().sqrt();
-                    let error = relative_error(got, want);
+                    let off: Vec<f64> = got.iter().zip(want).map(|(a, b)| a - b).collect();
+                    // A gradient that is zero but for rounding is held against the largest output.
+                    let size = if norm(want) < 1e-9 * largest {
+                        largest
+                    } else {
+                        norm(want)
+                    };
+                    let error = norm(&off) / size;
                     assert!(
-                        error <= limit || size * error < 1e-4,
+                        error <= limit,
                         "{what}, {length} tokens, {precision:?}: {} is off by {error:.1e}",
                         name(&case, i)
                     );

@@ -128,14 +128,17 @@ fn version() -> String {
     format!("{major}.{minor}")
 }
 
-/// Where compiled kernels are kept: `$CETERIS_CACHE_DIR/cubin`, else `ceteris/cubin` in the user's cache folder.
+/// Where compiled kernels are kept: `$CETERIS_CACHE/cubin`, else `ceteris/cubin` in the user's cache folder.
 pub(super) fn cache_dir() -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("CETERIS_CACHE_DIR") {
-        return Some(PathBuf::from(dir).join("cubin"));
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(dir) = folder("CETERIS_CACHE") {
+        return Some(dir.join("cubin"));
     }
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache")))?;
+    let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     Some(base.join("ceteris").join("cubin"))
 }
 

@@ -14,7 +14,7 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::ranges::StepRange;
 use super::token_files::{array, stored};
-use crate::diff::side::{Part, Side};
+use crate::diff::side::{Part, Side, planned};
 use crate::provenance::log::RunLog;
 use crate::provenance::manifest::Manifest;
 use crate::source::megatron::{Check, IndexedDataset, idx_path};
@@ -327,11 +327,7 @@ fn open_order(named: NamedOrder, quiet: bool, covering: Option<&RunLog>) -> Resu
             (parts.collect(), None)
         }
     };
-    let planned = parts
-        .iter()
-        .map(|part| part.micro_steps.end - part.micro_steps.start)
-        .sum::<u64>()
-        * order.geometry().samples_per_micro_step();
+    let planned = planned(&parts, order.geometry());
     let progress = Progress::samples("listing the order", planned, quiet);
     let side = Side::of_order(
         label,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ceteris_samplers::{Epoch, Order, OrderError, OrderSpec, Place, SampleId};
+use ceteris_samplers::{Epoch, Geometry, Order, OrderError, OrderSpec, Place, SampleId};
 
 use super::layout::{Layout, Seat};
 use crate::fingerprint::Fingerprint;
@@ -76,6 +76,14 @@ pub struct Part {
     pub micro_steps: Range<u64>,
 }
 
+/// Places that parts of an order hold at most, all ranks together.
+pub fn planned(parts: &[Part], geometry: Geometry) -> u64 {
+    let micro_steps = parts.iter().fold(0u64, |sum, part| {
+        sum.saturating_add(part.micro_steps.end.saturating_sub(part.micro_steps.start))
+    });
+    micro_steps.saturating_mul(geometry.samples_per_micro_step())
+}
+
 /// Ids of an order with their places, part by part and of some ranks or all; `done` hears how many samples more were listed.
 ///
 /// # Errors
@@ -88,12 +96,7 @@ pub fn list_order(
 ) -> Result<(Vec<u32>, Layout), SideError> {
     let (mut ids, mut layout) = (Vec::new(), Layout::default());
     let geometry = order.geometry();
-    let planned: u64 = parts
-        .iter()
-        .map(|part| {
-            (part.micro_steps.end - part.micro_steps.start).saturating_mul(geometry.samples_per_micro_step())
-        })
-        .sum();
+    let planned = planned(parts, geometry);
     let too_many = order.num_samples().max(planned);
     if too_many >= u64::from(u32::MAX) {
         return Err(SideError::TooMany(too_many));

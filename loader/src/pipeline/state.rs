@@ -5,13 +5,14 @@
 //! same position in another order or dataset means nothing.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use ceteris_samplers::{Geometry, OrderSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::atomic;
 
 /// Format of the state; raised when a field changes its meaning.
 pub const STATE_VERSION: u32 = 1;
@@ -208,17 +209,9 @@ impl LoaderState {
             action: "write",
             source,
         };
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
-        serde_json::to_writer_pretty(&mut file, self).map_err(|e| fail(e.into()))?;
-        file.write_all(b"\n").map_err(fail)?;
-        file.as_file().sync_all().map_err(fail)?;
-        file.persist(path).map_err(|e| fail(e.error))?;
-        // The rename itself must survive a crash too.
-        File::open(folder).and_then(|f| f.sync_all()).map_err(fail)
+        let mut text = serde_json::to_vec_pretty(self).map_err(|e| fail(e.into()))?;
+        text.push(b'\n');
+        atomic::write(path, &text).map_err(fail)
     }
 
     /// Reads a state.

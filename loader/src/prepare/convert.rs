@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::save_to_disk::{self, Rows, num_shards};
 use super::{PrepareError, Progress};
 use crate::fingerprint::Fingerprint;
-use crate::source::megatron::{Check, IndexedDataset};
+use crate::source::megatron::{Check, IndexedDataset, with_suffix};
 use crate::source::megatron_idx::TokenType;
 use crate::source::megatron_writer::{IndexedWriter, Written};
 use crate::source::{HfSource, Source, SourceOptions};
@@ -125,21 +125,13 @@ pub fn to_saved_folder(
     progress: Progress<'_>,
 ) -> Result<(u64, Vec<PathBuf>), PrepareError> {
     data.validate()?;
-    if folder.exists() {
-        if !overwrite {
-            return Err(PrepareError::Options(format!(
-                "{} exists already; choose another name, or ask for overwriting",
-                folder.display()
-            )));
-        }
-        fs::remove_dir_all(folder).map_err(|e| PrepareError::io(folder, "replace", e))?;
+    if folder.exists() && !overwrite {
+        return Err(PrepareError::Options(format!(
+            "{} exists already; choose another name, or ask for overwriting",
+            folder.display()
+        )));
     }
-    let mut work = folder.as_os_str().to_owned();
-    work.push(".partial");
-    let work = PathBuf::from(work);
-    if work.exists() {
-        fs::remove_dir_all(&work).map_err(|e| PrepareError::io(&work, "remove", e))?;
-    }
+    let work = with_suffix(folder, ".converting");
     if let Some(parent) = folder.parent().filter(|p| !p.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(|e| PrepareError::io(parent, "create the folder", e))?;
     }

@@ -48,7 +48,8 @@ pub fn num_shards(rows: u64, tokens: u64, num_proc: u64) -> u64 {
     (bytes / SHARD_BYTES + 1).max(num_proc)
 }
 
-/// Writes `rows` into the new folder `target`, by way of the folder `work`, which must not be there.
+/// Writes `rows` into the new folder `target`, by way of the folder `work`. What stands in either is replaced, in
+/// `target` only once all is written.
 ///
 /// # Errors
 /// Rows that cannot be read and files that cannot be written.
@@ -60,6 +61,9 @@ pub fn write(
     progress: Progress<'_>,
 ) -> Result<Vec<String>, PrepareError> {
     let shards = shards.max(1);
+    if work.exists() {
+        fs::remove_dir_all(work).map_err(|e| PrepareError::io(work, "remove", e))?;
+    }
     fs::create_dir(work).map_err(|e| PrepareError::io(work, "create the folder", e))?;
     let item = Arc::new(Field::new("item", DataType::Int32, true));
     let info = json!({"info": {"features": {"input_ids": {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"}}}});
@@ -149,6 +153,10 @@ pub fn write(
             "_split": null,
         }),
     )?;
+    // What is replaced stays until the whole of what replaces it is there.
+    if target.exists() {
+        fs::remove_dir_all(target).map_err(|e| PrepareError::io(target, "replace", e))?;
+    }
     fs::rename(work, target).map_err(|e| PrepareError::io(target, "rename into place", e))?;
     let parent = folder_of(target);
     File::open(parent)

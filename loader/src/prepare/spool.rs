@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::{PrepareError, Progress, texts};
@@ -64,18 +65,34 @@ impl Spool {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    /// Where document `i` lies in the texts.
+    fn range(&self, i: u64) -> Result<Range<u64>, PrepareError> {
+        let (start, end) = (self.offset(i)?, self.offset(i + 1)?);
+        if start > end || end > self.texts.len() {
+            return Err(self.damaged(i));
+        }
+        Ok(start..end)
+    }
+
+    fn damaged(&self, i: u64) -> PrepareError {
+        PrepareError::Text {
+            path: self.offsets.path().to_owned(),
+            place: format!("document {i}"),
+            problem: "damaged; start over with --restart".to_owned(),
+        }
+    }
+
     /// Bytes of document `i`.
     pub(super) fn size(&self, i: u64) -> Result<u64, PrepareError> {
-        Ok(self.offset(i + 1)?.saturating_sub(self.offset(i)?))
+        self.range(i).map(|range| range.end - range.start)
     }
 
     /// Document `i`.
     pub(super) fn text(&self, i: u64) -> Result<String, PrepareError> {
-        let start = self.offset(i)?;
-        let mut bytes = vec![0; self.size(i)? as usize];
-        self.texts.copy(start, &mut bytes)?;
-        String::from_utf8(bytes)
-            .map_err(|_| PrepareError::Options(format!("document {i} of the spool is damaged")))
+        let range = self.range(i)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.texts.copy(range.start, &mut bytes)?;
+        String::from_utf8(bytes).map_err(|_| self.damaged(i))
     }
 }
 

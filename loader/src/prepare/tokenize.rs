@@ -27,7 +27,7 @@ use super::spool::Spool;
 use super::{PrepareError, Progress, texts};
 use crate::atomic;
 use crate::source::mapped::MappedFile;
-use crate::source::megatron::{bin_path, idx_path};
+use crate::source::megatron::{bin_path, idx_path, with_suffix};
 use crate::source::megatron_idx::TokenType;
 use crate::source::megatron_writer::{WriteError, write_index};
 
@@ -118,10 +118,7 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
     let inputs = texts::list_inputs(&options.inputs)?;
     let encoder = Encoder::open(&options.tokenizer, options.special_tokens)?;
     check(options, &encoder)?;
-    let folder = with_ending(&options.out, ".partial");
-    if options.restart && folder.exists() {
-        fs::remove_dir_all(&folder).map_err(|e| PrepareError::io(&folder, "remove", e))?;
-    }
+    let folder = with_suffix(&options.out, ".partial");
     fs::create_dir_all(&folder).map_err(|e| PrepareError::io(&folder, "create the folder", e))?;
     let lock_path = folder.join("lock");
     let lock = File::create(&lock_path).map_err(|e| PrepareError::io(&lock_path, "create", e))?;
@@ -130,6 +127,12 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
             "another process is at work in {}",
             folder.display()
         )));
+    }
+    if options.restart {
+        // Under the lock, so that a job that runs keeps its files. Without these two the rest counts as not begun.
+        for name in ["texts.done", "progress.json"] {
+            remove_if_there(&folder.join(name))?;
+        }
     }
     let mut journal = Journal::open(&folder, &job_hash(options, &inputs, &encoder)?)?;
     let unit_bytes = (options.memory / MEMORY_PER_BYTE).max(1 << 16);
@@ -145,7 +148,7 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
         });
     let spool = match spool {
         // Nothing has come of input that cannot be read, so nothing of it stands in the way of the next try.
-        Err(e) if !matches!(e, PrepareError::Stopped) => {
+        Err(e) if journal.units() == 0 && !matches!(e, PrepareError::Stopped) => {
             let _ = fs::remove_dir_all(&folder);
             return Err(e);
         }
@@ -160,8 +163,8 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
         } => finish_rows(options, &folder, &journal, *seq_length, *num_proc, progress)?,
         Target::Megatron { .. } => finish_megatron(options, &journal, token_type(&options.target, &encoder))?,
     };
-    drop(lock);
     fs::remove_dir_all(&folder).map_err(|e| PrepareError::io(&folder, "remove", e))?;
+    drop(lock);
     Ok(Tokenized {
         counts: journal.counts(),
         files,
@@ -170,10 +173,12 @@ pub fn tokenize(options: &TokenizeOptions, progress: Progress<'_>) -> Result<Tok
     })
 }
 
-fn with_ending(path: &Path, ending: &str) -> PathBuf {
-    let mut path = path.as_os_str().to_owned();
-    path.push(ending);
-    PathBuf::from(path)
+/// Removes a file that may not be there.
+fn remove_if_there(path: &Path) -> Result<(), PrepareError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(PrepareError::io(path, "remove", e)),
+        _ => Ok(()),
+    }
 }
 
 fn check(options: &TokenizeOptions, encoder: &Encoder) -> Result<(), PrepareError> {
@@ -539,13 +544,6 @@ fn finish_rows(
         )));
     }
     let work = folder.join("folder");
-    if work.exists() {
-        fs::remove_dir_all(&work).map_err(|e| PrepareError::io(&work, "remove", e))?;
-    }
-    if options.out.exists() {
-        // Asked for, and checked before.
-        fs::remove_dir_all(&options.out).map_err(|e| PrepareError::io(&options.out, "replace", e))?;
-    }
     let shards = num_shards(
         rows.len(),
         rows.tokens(),
@@ -584,16 +582,14 @@ fn finish_megatron(
         .map_err(|e| PrepareError::io(&idx, "write", e.into_error()))?;
     // The tokens keep their first name until the index is there: a kill in between loses nothing.
     for old in [&idx, &bin] {
-        match fs::remove_file(old) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(PrepareError::io(old, "replace", e));
-            }
-            _ => {}
-        }
+        remove_if_there(old)?;
     }
     let tokens = journal.tokens_path();
     if fs::hard_link(&tokens, &bin).is_err() {
-        fs::copy(&tokens, &bin).map_err(|e| PrepareError::io(&bin, "write", e))?;
+        let mut from = File::open(&tokens).map_err(|e| PrepareError::io(&tokens, "open", e))?;
+        let mut copy = atomic::begin(&bin).map_err(|e| PrepareError::io(&bin, "create", e))?;
+        std::io::copy(&mut from, &mut copy).map_err(|e| PrepareError::io(&bin, "write", e))?;
+        atomic::commit(copy, &bin).map_err(|e| PrepareError::io(&bin, "finish", e))?;
     }
     atomic::commit(index, &idx).map_err(|e| PrepareError::io(&idx, "finish", e))?;
     Ok(vec![bin, idx])

@@ -152,7 +152,7 @@ impl Documents {
                 }
                 close(tokens.len(), &mut open, &mut document, &mut start);
                 for span in &mut spans {
-                    span.sequence_len = self.marked_len(span.document);
+                    span.sequence_len = self.marked_len(span.document)?;
                 }
             }
         }
@@ -160,21 +160,19 @@ impl Documents {
     }
 
     /// Tokens of a marked document: up to where the next one starts.
-    fn marked_len(&self, document: u64) -> u64 {
-        let Rule::Marked { rows, end, .. } = &self.rule else {
-            return 0;
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    fn marked_len(&self, document: u64) -> Result<u64, SourceError> {
+        let Rule::Marked { rows, end, mark, .. } = &self.rule else {
+            return Ok(0);
         };
         // The first row that starts in a later document: the document ends in the row before it.
         let after = rows.partition_point(|(first, _)| *first <= document);
         let last_row = after.saturating_sub(1);
         let id = last_row as SampleId;
         let mut tokens = Vec::new();
-        if read_sample(&*self.source, id, self.seq_length, &mut tokens).is_err() {
-            return 0;
-        }
-        let Rule::Marked { mark, .. } = &self.rule else {
-            return 0;
-        };
+        read_sample(&*self.source, id, self.seq_length, &mut tokens)?;
         let (mut current, mut length) = rows.get(last_row).copied().unwrap_or(*end);
         for (i, &token) in tokens.iter().enumerate() {
             if let Mark::Begin(id) = mark
@@ -182,7 +180,7 @@ impl Documents {
                 && (i > 0 || length > 0)
             {
                 if current == document {
-                    return length;
+                    return Ok(length);
                 }
                 current += u64::from(length > 0);
                 length = 0;
@@ -190,13 +188,13 @@ impl Documents {
             length += 1;
             if matches!(mark, Mark::End(id) if token == *id) {
                 if current == document {
-                    return length;
+                    return Ok(length);
                 }
                 current += 1;
                 length = 0;
             }
         }
-        length
+        Ok(length)
     }
 
     /// Samples that hold a part of a document, ascending.

@@ -323,11 +323,29 @@ impl Reader {
             (None, Some(now)) => self.world_size = Some(now),
             _ => {}
         }
+        bounded([("world_size", header.world_size), ("rank", header.rank)])?;
         Ok(header.rank)
     }
 }
 
+/// Numbers no run comes near: past them the line is damaged, and sums of such numbers could not be counted.
+fn bounded<const N: usize>(named: [(&str, Option<u64>); N]) -> Result<(), String> {
+    const MOST: u64 = u32::MAX as u64;
+    match named.into_iter().find(|(_, n)| n.is_some_and(|n| n >= MOST)) {
+        Some((key, Some(n))) => Err(format!(
+            "{key} is {n}, and a run has fewer than {MOST}: the line is damaged"
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn batch(line: Line, rank: u64, micro_step: u64, keep_tokens: bool) -> Result<LoggedBatch, String> {
+    bounded([
+        ("rank", Some(rank)),
+        ("micro_step", Some(micro_step)),
+        ("epoch", line.epoch),
+        ("num_samples", line.num_samples.map(|n| n as u64)),
+    ])?;
     let tokens = line.tokens.map(token_rows).transpose()?;
     let hashed: Option<Vec<Fingerprint>> = tokens
         .as_ref()

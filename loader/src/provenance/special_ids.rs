@@ -69,6 +69,7 @@ pub fn read(path: &Path) -> Result<SpecialIds, TokenizerFileError> {
         pad: named("pad_token"),
         vocab_size: of_model
             .max(of_added)
-            .and_then(|largest| u32::try_from(largest + 1).ok()),
+            .and_then(|largest| largest.checked_add(1))
+            .and_then(|size| u32::try_from(size).ok()),
     })
 }

@@ -28,7 +28,7 @@ pub fn bin_path(prefix: &Path) -> PathBuf {
 }
 
 /// Appends to the last component: a prefix may hold dots, so this is not `with_extension`.
-fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(suffix);
     PathBuf::from(path)

@@ -19,6 +19,7 @@ mod table;
 
 pub use concat::ConcatSource;
 pub use contents::ColumnInfo;
+pub use decode::cache_folder;
 pub use dirs::DatasetKind;
 pub use fingerprint::{DatasetFingerprint, FileFingerprint, FingerprintMode};
 pub use hf::{HfSource, RowLengths, TokenScan};

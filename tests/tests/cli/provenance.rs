@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{SHAKESPEARE, line, loader};
+use super::{SHAKESPEARE, line, loader, root};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{text}: {e}"))
@@ -297,4 +297,31 @@ fn audit_tells_what_a_blend_takes() {
         repeats[1].is_some(),
         "the small dataset is gone through more than once: {taken}"
     );
+}
+
+/// Numbers that no run has are found before anything is computed with them.
+#[test]
+fn a_log_with_numbers_no_run_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rank-00000.jsonl");
+    let whole =
+        std::fs::read_to_string(root().join("tests/data/run_logs/torch_distributed/rank-00000.jsonl"))
+            .unwrap();
+    let mut lines: Vec<Value> = whole.lines().map(json).collect();
+    for (at, key) in [(1, "micro_step"), (0, "world_size")] {
+        let right = std::mem::replace(&mut lines[at][key], u64::MAX.into());
+        assert!(right.is_u64(), "{key}: {right}");
+        let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+        std::fs::write(&path, text.join("\n")).unwrap();
+        let error = line(&format!(
+            "verify --log {} --cache-dir {SHAKESPEARE} --order torch-distributed --seed 42",
+            path.display()
+        ))
+        .refused();
+        assert!(
+            error.contains(key) && error.contains("the line is damaged"),
+            "{key}: {error}"
+        );
+        lines[at][key] = right;
+    }
 }

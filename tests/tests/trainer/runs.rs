@@ -401,7 +401,7 @@ fn copy(from: &Path, to: &Path) {
 fn the_self_test_passes_and_is_in_the_manifest() {
     let bench = Bench::new();
     let output = Command::new(env!("CARGO_BIN_EXE_trainer-under-test"))
-        .args(["selftest", "--json"])
+        .args(["selftest", "--device", "cpu", "--json"])
         .env("CETERIS_CACHE", bench.run_folder("cache"))
         .output()
         .unwrap();

@@ -13,6 +13,7 @@ use crate::checkpoint::Part;
 use crate::config::{RunConfig, SettingError};
 use crate::data::{self, DataError, GlobalBatch, ModelInput};
 use crate::device::{DeviceError, OpenDevice, Target};
+use crate::init::InitError;
 use crate::init::tensor_sha256;
 use crate::model::gdn::{self, LanguageModel, Optimizer, PlanOptions};
 use crate::model::parameters::named_parameters;
@@ -232,6 +233,17 @@ impl Engine {
     fn view(&self, name: &str) -> Result<ParameterView, EngineError> {
         let view = self.model.plan.view(name).cloned();
         view.ok_or_else(|| EngineError::NoTensor(name.to_owned()))
+    }
+
+    /// Writes the initial weights of the run's settings.
+    ///
+    /// # Errors
+    /// [`InitError`]: an initial checkpoint that cannot be read or does not fit, or the device failed.
+    pub fn initialise(&mut self, config: &RunConfig) -> Result<(), InitError> {
+        let mut write = |name: &str, first: usize, values: &[f32]| {
+            self.write_weights(name, first, values).map_err(|e| e.to_string())
+        };
+        config.init.run(&config.model, config.seeds.init, &mut write)
     }
 
     /// Writes weights of a tensor from an index on.

@@ -128,13 +128,7 @@ pub fn profile(
     progress("planning, compiling, choosing products");
     let mut engine = Engine::build(config)?;
     progress("initial weights");
-    config
-        .init
-        .run(&config.model, config.seeds.init, &mut |name, first, values| {
-            engine
-                .write_weights(name, first, values)
-                .map_err(|e| e.to_string())
-        })?;
+    engine.initialise(config)?;
     let (device, memory, element) = (
         engine.device().to_owned(),
         engine.memory(),

@@ -5,7 +5,7 @@ use ceteris_kernels::backend::Executor;
 use ceteris_kernels::conformance::Rng;
 use ceteris_kernels::cuda::{self, Load};
 use ceteris_kernels::ops::IGNORE_INDEX;
-use ceteris_kernels::plan::{BufferId, Plan, Role, Section};
+use ceteris_kernels::plan::{BufferId, Plan, Section};
 
 use super::RunError;
 use super::engine::{Engine, EngineError};
@@ -33,17 +33,11 @@ pub(super) fn checks(
     (config.data.seq_length, config.batch.world_size) = (2048, 1);
     config.batch.device_micro_batch_size = Some(4);
     let mut engine = Engine::build(&config)?;
-    config
-        .init
-        .run(&config.model, config.seeds.init, &mut |name, first, values| {
-            engine
-                .write_weights(name, first, values)
-                .map_err(|e| e.to_string())
-        })?;
+    engine.initialise(&config)?;
     let executor = engine.executor();
     let plan = executor.plan().clone();
     inputs(executor, &plan, config.model.vocab_size)?;
-    let watched = watched(&plan);
+    let watched = watched(&plan)?;
     let first = once(executor, &watched)?;
     let mut checks = Vec::new();
 
@@ -90,12 +84,14 @@ fn inputs(executor: &mut dyn Executor, plan: &Plan, vocab: usize) -> Result<(), 
     Ok(())
 }
 
-/// Gradients, losses, and every buffer that is kept.
-fn watched(plan: &Plan) -> Vec<BufferId> {
-    let mut ids: Vec<BufferId> = plan.parameters.iter().map(|p| p.gradient).collect();
-    ids.extend(["loss_sum", "nll"].iter().filter_map(|name| plan.find(name)));
-    debug_assert!(ids.iter().all(|&id| plan.buffer(id).role != Role::Ids));
-    ids
+/// Gradients of all parameters, that of a tied head before it is added to the table's, and the losses.
+fn watched(plan: &Plan) -> Result<Vec<BufferId>, EngineError> {
+    let named = ["loss_sum", "nll", "lm_head.grad"].map(|name| {
+        let found = plan.find(name);
+        found.ok_or_else(|| EngineError::NoTensor(name.to_owned()))
+    });
+    let gradients = plan.parameters.iter().map(|p| Ok(p.gradient));
+    gradients.chain(named).collect()
 }
 
 fn once(executor: &mut dyn Executor, watched: &[BufferId]) -> Result<u64, RunError> {

@@ -149,13 +149,7 @@ impl<'a> Run<'a> {
                 }
             }
             None => {
-                config
-                    .init
-                    .run(&config.model, config.seeds.init, &mut |name, first, values| {
-                        engine
-                            .write_weights(name, first, values)
-                            .map_err(|e| e.to_string())
-                    })?;
+                engine.initialise(config)?;
                 let shas = engine.weights_sha256()?;
                 let mut manifest = manifest(
                     config,

@@ -34,8 +34,7 @@ impl Lowering<'_> {
         let (rows, d) = (self.rows() as u64, self.width_of_eight(o.sum, "hidden_size")?);
         let blocks = rows.div_ceil(ROWS_PER_BLOCK);
         let part = self.temporary(blocks * d as u64 * 4);
-        let shared = WARPS * d as u64 * 4;
-        let kernel = self.kernel(Source::Norm, &[("D", d)], "rms_norm_backward", shared)?;
+        let kernel = self.kernel(Source::Norm, &[("D", d)], "rms_norm_backward", 0)?;
         let args = vec![
             Arg::At(self.at(o.dout)),
             Arg::At(self.at(o.sum)),
@@ -48,7 +47,7 @@ impl Lowering<'_> {
             Arg::I32(rows as i32),
             Arg::I32(ROWS_PER_BLOCK as i32),
         ];
-        self.launch(kernel, (blocks, 1, 1), 256, shared, args);
+        self.launch(kernel, (blocks, 1, 1), 256, 0, args);
         let dweight = self.at(o.dweight);
         self.sum_partials(part, blocks, d as u64, dweight)
     }

@@ -163,18 +163,24 @@ fn install(
         .ok_or_else(|| SourceError::corrupt(dir, "the decoded copy changed while it was put in place"))
 }
 
-fn cache_root(options: &SourceOptions) -> Result<PathBuf, SourceError> {
+/// Where what can be made again is kept: `$CETERIS_CACHE`, `$XDG_CACHE_HOME/ceteris` or `~/.cache/ceteris`; empty variables
+/// count as unset.
+pub fn cache_folder() -> Option<PathBuf> {
     let variable = |name: &str| {
         std::env::var_os(name)
             .filter(|v| !v.is_empty())
             .map(PathBuf::from)
     };
+    variable("CETERIS_CACHE")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|d| d.join("ceteris")))
+        .or_else(|| variable("HOME").map(|d| d.join(".cache").join("ceteris")))
+}
+
+fn cache_root(options: &SourceOptions) -> Result<PathBuf, SourceError> {
     options
         .decode_cache
         .clone()
-        .or_else(|| variable("CETERIS_CACHE"))
-        .or_else(|| variable("XDG_CACHE_HOME").map(|d| d.join("ceteris")))
-        .or_else(|| variable("HOME").map(|d| d.join(".cache").join("ceteris")))
+        .or_else(cache_folder)
         .ok_or_else(|| {
             SourceError::Options(
                 "parquet and compressed Arrow are decoded into a cache folder, and there is none: set CETERIS_CACHE or HOME"
