@@ -11,13 +11,12 @@ use super::compile::compile_all;
 use super::device::{Block, Device, Timer};
 use super::documents::{DocumentTables, rows_by_token};
 use super::error::{CudaError, Doing};
-use super::lower::{ALIGN, DocumentAddresses, Lowering, Places};
+use super::lower::{ALIGN, Lowering, Places};
+use super::placement::{ids_bytes, layout, place, saved_solutions, solutions, tables};
 use super::product::{AlgorithmRecord, Products};
 use super::staging::{Plain, Staging, bytes_of};
 use super::{Precision, Source, Unit};
-use crate::arena::{Layout, Storage};
 use crate::backend::{ExecError, Executor, Memory, OpTime};
-use crate::ops::{CHUNK, Op};
 use crate::plan::{BufferId, Plan, Role, Section};
 
 /// Writes of ids that may be on their way at once.
@@ -25,14 +24,6 @@ const ID_SLOTS: usize = 6;
 /// Bytes of a write that counts as small, and how many may be on their way.
 const SMALL: usize = 256;
 const SMALL_SLOTS: usize = 64;
-
-/// Most bytes that writing an id buffer sends: the ids, their order, and the documents' tables.
-fn ids_bytes(plan: &Plan) -> usize {
-    let ids = plan.buffers.iter().filter(|b| b.role == Role::Ids);
-    let largest = ids.map(|b| 8 * b.len()).max().unwrap_or(0);
-    let g = plan.geometry;
-    largest + 16 * g.max_chunks() + 12 * (g.max_documents + 1) + 4 * g.rows() + 1024
-}
 
 /// One section, lowered.
 #[derive(Debug)]
@@ -79,38 +70,6 @@ pub struct CudaExecutor {
     stale: BTreeSet<BufferId>,
     algorithms: AlgorithmRecord,
     device: Device,
-}
-
-/// Bytes of the tables that belong to ids.
-struct TableSizes {
-    documents: BTreeSet<BufferId>,
-    tokens: BTreeSet<BufferId>,
-    copies: BTreeSet<BufferId>,
-}
-
-fn tables(plan: &Plan, precision: Precision) -> TableSizes {
-    let mut t = TableSizes {
-        documents: BTreeSet::new(),
-        tokens: BTreeSet::new(),
-        copies: BTreeSet::new(),
-    };
-    for op in Section::ALL.iter().flat_map(|&s| plan.ops(s)) {
-        match op {
-            Op::ShortConv(o) => _ = t.documents.insert(o.documents),
-            Op::ShortConvBackward(o) => _ = t.documents.insert(o.documents),
-            Op::DeltaRule(o) => _ = t.documents.insert(o.documents),
-            Op::DeltaRuleBackward(o) => _ = t.documents.insert(o.documents),
-            Op::EmbeddingBackward(o) => _ = t.tokens.insert(o.tokens),
-            Op::Linear(o) => _ = t.copies.insert(o.weight),
-            Op::LinearBackwardInput(o) => _ = t.copies.insert(o.weight),
-            Op::LinearCrossEntropy(o) => _ = t.copies.insert(o.weight),
-            _ => {}
-        }
-    }
-    if precision == Precision::Fp32 {
-        t.copies.clear();
-    }
-    t
 }
 
 impl CudaExecutor {
@@ -407,101 +366,6 @@ impl CudaExecutor {
         }
         self.device.upload(at, values, "values")
     }
-}
-
-/// Where buffers lie: what a delta rule's forward pass solves and its backward pass needs follows the chunk states that
-/// the two share.
-fn layout(plan: &Plan, precision: Precision) -> Layout {
-    let element = |role: Role| precision.bytes(role) as usize;
-    let saved = saved_solutions(plan, precision);
-    let tail = |i: usize| saved.get(&i).map_or(0, |&bytes| bytes as usize);
-    let storage = Storage {
-        element: &element,
-        tail: &tail,
-        align: ALIGN as usize,
-    };
-    Layout::new(plan, storage)
-}
-
-/// Bytes of the inverses that follow a buffer of chunk states, by the buffer's position in the plan.
-fn saved_solutions(plan: &Plan, precision: Precision) -> BTreeMap<usize, u64> {
-    let mut read: BTreeMap<BufferId, u64> = BTreeMap::new();
-    let mut written = BTreeSet::new();
-    for op in Section::ALL.iter().flat_map(|&s| plan.ops(s)) {
-        match op {
-            Op::DeltaRule(o) => written.extend(o.chunk_states),
-            Op::DeltaRuleBackward(o) if !o.recompute => {
-                let tiles = plan.geometry.max_chunks() * o.shape.value_heads;
-                let bytes = (tiles * CHUNK * CHUNK) as u64 * precision.bytes(Role::Activation);
-                read.insert(o.chunk_states, bytes);
-            }
-            _ => {}
-        }
-    }
-    read.into_iter()
-        .filter(|(id, _)| written.contains(id))
-        .map(|(id, bytes)| (id.index(), bytes))
-        .collect()
-}
-
-/// Places buffers in their blocks, which start at the given addresses, and the tables that belong to ids in a block of
-/// their own, whose size is returned and which starts at 0 until [`Places::move_side`].
-fn place(plan: &Plan, layout: &Layout, sizes: &TableSizes, persistent: u64, arena: u64) -> (Places, u64) {
-    let buffers = plan
-        .buffers
-        .iter()
-        .zip(&layout.offsets)
-        .map(|(b, &o)| if b.role.persistent() { persistent } else { arena } + o as u64)
-        .collect();
-    let g = plan.geometry;
-    let mut total = 0u64;
-    let mut take = |bytes: u64| {
-        let at = total;
-        total += bytes.next_multiple_of(ALIGN);
-        at
-    };
-    let mut documents = BTreeMap::new();
-    for &id in &sizes.documents {
-        let d = DocumentAddresses {
-            chunks: take(16 * g.max_chunks() as u64),
-            docs: take(8 * g.max_documents as u64),
-            counts: take(8),
-            start: take(4 * g.rows() as u64),
-        };
-        documents.insert(id, d);
-    }
-    let row_orders = sizes
-        .tokens
-        .iter()
-        .map(|&id| (id, take(4 * plan.buffer(id).len() as u64)))
-        .collect();
-    let copies = sizes
-        .copies
-        .iter()
-        .map(|&id| (id, take(2 * plan.buffer(id).len() as u64)))
-        .collect();
-    let places = Places {
-        buffers,
-        copies,
-        documents,
-        row_orders,
-        saved: BTreeMap::new(),
-    };
-    (places, total)
-}
-
-/// Addresses of the inverses, right after their buffers.
-fn solutions(
-    plan: &Plan,
-    precision: Precision,
-    saved: &BTreeMap<usize, u64>,
-    buffers: &[u64],
-) -> BTreeMap<usize, u64> {
-    let end = |i: usize| {
-        let b = &plan.buffers[i];
-        buffers[i] + (b.len() as u64 * precision.bytes(b.role)).next_multiple_of(ALIGN)
-    };
-    saved.keys().map(|&i| (i, end(i))).collect()
 }
 
 /// The units of kernels that a plan needs. Lowers it without a device, so it also refuses what the device would refuse.

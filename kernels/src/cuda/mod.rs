@@ -18,6 +18,7 @@ mod error;
 mod executor;
 mod load;
 mod lower;
+mod placement;
 mod product;
 mod source;
 mod staging;
