@@ -20,19 +20,10 @@ __device__ __forceinline__ void load_gates(float* G, float* B, const float* gc, 
   }
 }
 
-// dst = src with each row scaled by s[row], as elem.
-__device__ __forceinline__ void scale_rows(elem* dst, const elem* src, const float* s) {
-  for (int i = threadIdx.x; i < TILE * 32; i += THREADS) {
-    int r = i >> 5, c = (i & 31) * 2;
-    float f = s[r];
-    store2(dst + r * LD + c, to_f32(src[r * LD + c]) * f, to_f32(src[r * LD + c + 1]) * f);
-  }
-}
-
 // P_ij = scale exp(G_i - G_j) q_i.k_j for i >= j, as a tile. `a` holds q kT on entry.
 __device__ __forceinline__ void mask_scores(Frag& a, const float* G, float scale) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);

@@ -1,63 +1,14 @@
-// Chunked gated delta rule, forward and backward (WY form, chunk 64).
-//
-// Per value head, with G the within-chunk cumulative log decay and q, k already normalised:
-//   A_ij = beta_i exp(G_i - G_j) k_i.k_j  (i > j),   T = (I + A)^-1
-//   U = T (beta V),   W = T (beta exp(G) K)
-//   Vn = U - W S,     S' = exp(G_C) S + sum_j exp(G_C - G_j) k_j Vn_j
-//   O_i = scale (exp(G_i) q_i S + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) Vn_j)
-//
-// Compile-time: KD, VD (multiples of 64). Layouts, rows = tokens of all sequences one after another:
-//   q, k [rows, H, KD] with row strides ldq, ldk;  v [rows, HV, VD] with row stride ldv;  gc, beta [rows, HV] fp32
-//   w [rows, HV, KD], u, vn, o, dO, dv [rows, HV, VD] elem;  T [chunks, HV, 64, 64] elem
-//   gc is the cumulative sum of g within a chunk (`chunk_cumsum`)
-//   h, dh [chunks, HV, KD, VD] elem: the state before a chunk, the gradient of the state after it
-//   state0, stateN, dstate0, dstateN [docs, HV, KD, VD] fp32, each may be null
-// chunks[c] = {first row, rows, document, index in the document}; docs[d] = {first chunk, chunks}. Both lists
-// and their counts live on the device, so that one captured launch serves any packing of a batch.
+// The parts of the chunked gated delta rule that serve key heads of any size: separate kernels for what the fused ones
+// (delta_fused.cu, delta_local.cu) do where a chunk's tiles fit together. Notation and layouts: delta_chunk.cu.
+// Compile-time: KD, VD.
 #include "delta.cuh"
 
-// gc = cumulative sum of g within each chunk. A warp a (chunk, head), two rows a lane. Grid (chunks).
-extern "C" __global__ void __launch_bounds__(256)
-chunk_cumsum(Meta m, const float* __restrict__ g, float* __restrict__ gc) {
-  if ((int)blockIdx.x >= m.counts[1]) return;
-  const int4 c = m.chunks[blockIdx.x];
-  const int lane = threadIdx.x & 31;
-  for (int hv = threadIdx.x >> 5; hv < m.HV; hv += 8) {
-    const long long at = (long long)(c.x + lane * 2) * m.HV + hv;
-    const float a = lane * 2 < c.y ? g[at] : 0.f, b = lane * 2 + 1 < c.y ? g[at + m.HV] : 0.f;
-    float s = a + b;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      float n = __shfl_up_sync(0xffffffffu, s, o);
-      if (lane >= o) s += n;
-    }
-    if (lane * 2 < c.y) gc[at] = s - (a + b) + a;
-    if (lane * 2 + 1 < c.y) gc[at + m.HV] = s;
-  }
-}
-
-// dg_t = sum over s >= t of the chunk of dG_s, dG summed over its slices. Grid (chunks).
-extern "C" __global__ void __launch_bounds__(256)
-chunk_cumsum_backward(Meta m, const float* __restrict__ dG, long long total_rows, float* __restrict__ dg) {
-  if ((int)blockIdx.x >= m.counts[1]) return;
-  const int4 c = m.chunks[blockIdx.x];
-  const int lane = threadIdx.x & 31;
-  for (int hv = threadIdx.x >> 5; hv < m.HV; hv += 8) {
-    const long long at = (long long)(c.x + lane * 2) * m.HV + hv;
-    float a = 0.f, b = 0.f;
-    for (int s = 0; s < KT; ++s) {
-      const float* p = dG + (long long)s * total_rows * m.HV + at;
-      if (lane * 2 < c.y) a += p[0];
-      if (lane * 2 + 1 < c.y) b += p[m.HV];
-    }
-    float s = a + b;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      float n = __shfl_down_sync(0xffffffffu, s, o);
-      if (lane + o < 32) s += n;
-    }
-    if (lane * 2 < c.y) dg[at] = s;
-    if (lane * 2 + 1 < c.y) dg[at + m.HV] = s - (a + b) + b;
+// dst = src with each row scaled by s[row], as elem.
+__device__ __forceinline__ void scale_rows(elem* dst, const elem* src, const float* s) {
+  for (int i = threadIdx.x; i < TILE * 32; i += THREADS) {
+    int r = i >> 5, c = (i & 31) * 2;
+    float f = s[r];
+    store2(dst + r * LD + c, to_f32(src[r * LD + c]) * f, to_f32(src[r * LD + c + 1]) * f);
   }
 }
 
@@ -72,188 +23,6 @@ sum_group(const float* __restrict__ part, elem* __restrict__ out, long long ld, 
   float s = 0.f;
   for (int r = 0; r < grp; ++r) s += p[(long long)r * KD];
   out[row * ld + c] = from_f32(s);
-}
-
-constexpr int SLD = 68;  // row stride of the fp32 matrices of the solve: float4 rows
-
-__device__ __forceinline__ float4 fma4(float a, float4 b, float4 c) {
-  return make_float4(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y), fmaf(a, b.z, c.z), fmaf(a, b.w, c.w));
-}
-
-// T = (I + A)^-1 for strictly lower triangular A, 64 x 64 fp32 with row stride SLD, in blocks of 16: the diagonal blocks
-// by substitution (a warp each), then the blocks below them by distance, T_ij = -T_ii sum_k A_ik T_kj.
-__device__ void invert_unit_lower(const float* A, float* T, float* tmp) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int i = threadIdx.x; i < TILE * TILE; i += THREADS)
-    if ((i >> 10) < ((i & 63) >> 4)) T[(i >> 6) * SLD + (i & 63)] = 0.f;
-  if (lane < 16) {
-    const float* a = A + warp * 16 * SLD + warp * 16;
-    float t[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float s[4] = {i == lane ? 1.f : 0.f, 0.f, 0.f, 0.f};  // four chains: the sum's latency, not its length, is the cost
-#pragma unroll
-      for (int j = 0; j < 16; ++j)
-        if (j < i) s[j & 3] = fmaf(-a[i * SLD + j], t[j], s[j & 3]);
-      t[i] = (s[0] + s[1]) + (s[2] + s[3]);
-    }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) T[(warp * 16 + i) * SLD + warp * 16 + lane] = t[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int d = 1; d < 4; ++d) {
-    for (int e = threadIdx.x; e < (4 - d) * 64; e += THREADS) {
-      const int bi = d + (e >> 6), bj = bi - d, r = (e >> 2) & 15, c = (e & 3) * 4;
-      float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-      for (int k = bj * 16; k < bi * 16; ++k)
-        s = fma4(A[(bi * 16 + r) * SLD + k], *reinterpret_cast<const float4*>(T + k * SLD + bj * 16 + c), s);
-      *reinterpret_cast<float4*>(tmp + (e >> 6) * 256 + r * 16 + c) = s;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x; e < (4 - d) * 64; e += THREADS) {
-      const int bi = d + (e >> 6), bj = bi - d, r = (e >> 2) & 15, c = (e & 3) * 4;
-      float4 s = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-      for (int k = 0; k < 16; ++k)
-        s = fma4(-T[(bi * 16 + r) * SLD + bi * 16 + k], *reinterpret_cast<const float4*>(tmp + (e >> 6) * 256 + k * 16 + c), s);
-      *reinterpret_cast<float4*>(T + (bi * 16 + r) * SLD + bj * 16 + c) = s;
-    }
-    __syncthreads();
-  }
-}
-
-// W and U from T, tile by tile. `ks` holds the last key tile and `vs` the first value tile on entry (a barrier lies
-// behind); S = beta exp(G), B = beta.
-__device__ __forceinline__ void apply_t(const elem* Ts, elem* xs, elem* ks, elem* vs, const float* S, const float* B, const elem* kb, long long ldk,
-                                        const elem* vb, long long ldv, int rows, elem* w, elem* u, int HV) {
-  const long long ldw = (long long)HV * KD, ldu = (long long)HV * VD;
-  Frag a;
-  for (int t = 0; t < KT + VT; ++t) {
-    const bool isk = t < KT;
-    const int o = (isk ? t : t - KT) * TILE;
-    elem* src = isk ? ks : vs;
-    if (isk ? KT > 1 : t > KT) {
-      load_tile(src, isk ? kb + o : vb + o, isk ? ldk : ldv, rows);
-      __syncthreads();
-    }
-    scale_rows(xs, src, isk ? S : B);
-    __syncthreads();
-    a.zero();
-    mm<false, false>(a, Ts, xs);
-    frag_to_tile(src, a);
-    if (isk) store_own_rows(w + o, ldw, src, rows);
-    else store_own_rows(u + o, ldu, src, rows);
-    __syncthreads();
-  }
-}
-
-// Chunk-local part: T, W, U. Grid (chunks, HV). The fp32 matrices make room for the tiles that come after them.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
-         const float* __restrict__ beta, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
-  if ((int)blockIdx.x >= m.counts[1]) return;
-  extern __shared__ __align__(16) unsigned char smem[];
-  float* Af = reinterpret_cast<float*>(smem);
-  float* Tf = Af + TILE * SLD;
-  float* tmp = Tf + TILE * SLD;
-  float* G = tmp + 768;
-  float* B = G + TILE;
-  float* S = B + TILE;
-  elem* ks = reinterpret_cast<elem*>(S + TILE);
-  elem* vs = ks + TILE_ELEMS;
-  elem* xs = reinterpret_cast<elem*>(Af);
-  elem* Ts = reinterpret_cast<elem*>(Tf);
-  const int4 c = m.chunks[blockIdx.x];
-  const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
-  const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
-  load_tile_async(vs, vb, ldv, rows);
-  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
-  Frag a;
-  a.zero();
-  for (int t = 0; t < KT; ++t) {
-    if (t > 0) __syncthreads();
-    load_tile_async(ks, kb + t * TILE, ldk, rows);
-    async_commit();
-    async_wait<0>();
-    __syncthreads();
-    mm<false, true>(a, ks, ks);
-  }
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      int i = acc_row(r), j = acc_col(n, r);
-      Af[i * SLD + j] = i > j ? B[i] * exp2_fast(G[i] - G[j]) * a.v[n][r] : 0.f;
-    }
-  if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
-  __syncthreads();
-  invert_unit_lower(Af, Tf, tmp);
-  float4 t[8];  // T leaves its place before its narrow copy goes there
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int at = i * THREADS + threadIdx.x;
-    t[i] = *reinterpret_cast<const float4*>(Tf + (at >> 4) * SLD + (at & 15) * 4);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int at = i * THREADS + threadIdx.x;
-    elem* p = Ts + (at >> 4) * LD + (at & 15) * 4;
-    store2(p, t[i].x, t[i].y);
-    store2(p + 2, t[i].z, t[i].w);
-  }
-  __syncthreads();
-  if (Tout) store_tile(Tout + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, Ts, TILE);
-  apply_t(Ts, xs, ks, vs, S, B, kb, ldk, vb, ldv, rows, w + ((long long)c.x * m.HV + hv) * KD, u + ((long long)c.x * m.HV + hv) * VD, m.HV);
-}
-
-// W and U from the T of an earlier pass. Grid (chunks, HV).
-extern "C" __global__ void __launch_bounds__(THREADS)
-delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
-         const float* __restrict__ beta, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {
-  if ((int)blockIdx.x >= m.counts[1]) return;
-  extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  float* B = G + TILE;
-  float* S = B + TILE;
-  elem* Ts = reinterpret_cast<elem*>(S + TILE);
-  elem* xs = Ts + TILE_ELEMS;
-  elem* src = xs + TILE_ELEMS;
-  const int4 c = m.chunks[blockIdx.x];
-  const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
-  const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
-  load_tile_async(Ts, T + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, TILE);
-  load_tile_async(src, kb + (KT - 1) * TILE, ldk, rows);
-  load_tile_async(xs, vb, ldv, rows);
-  async_commit();
-  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
-  __syncthreads();
-  if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
-  async_wait<0>();
-  __syncthreads();
-  const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
-  elem *ww = w + ((long long)c.x * m.HV + hv) * KD, *uu = u + ((long long)c.x * m.HV + hv) * VD;
-  for (int t = 0; t < KT + VT; ++t) {
-    const bool isk = t < KT;
-    const int o = (isk ? t : t - KT) * TILE;
-    // The first key tile (of one) and the first value tile are there.
-    elem* tile = isk ? src : xs;
-    if (isk ? KT > 1 : t > KT) {
-      load_tile(tile, isk ? kb + o : vb + o, isk ? ldk : ldv, rows);
-      __syncthreads();
-    }
-    scale_rows(tile, tile, isk ? S : B);
-    __syncthreads();
-    Frag a;
-    a.zero();
-    mm<false, false>(a, Ts, tile);
-    __syncthreads();
-    frag_to_tile(tile, a);
-    store_own_rows(isk ? ww + o : uu + o, isk ? ldw : ldu, tile, rows);
-    __syncthreads();
-  }
 }
 
 // The recurrence over chunks: Vn and the states. Grid (VT, HV, documents).
@@ -275,7 +44,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
 #pragma unroll
   for (int t = 0; t < KT; ++t)
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) S[t].v[n][r] = state0 ? state0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
   for (int ci = 0; ci < d.y; ++ci) {
@@ -300,7 +69,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
     for (int t = 0; t < KT; ++t) mm<false, false>(x, Ws + t * TILE_ELEMS, Ss + t * TILE_ELEMS);
     tile_to_frag(y, Vs);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = y.v[n][r] - x.v[n][r];
     __syncthreads();
@@ -309,7 +78,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
     store_tile(vn + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Vs, rows);
     const float gl = G[TILE - 1];
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] *= exp2_fast(gl - G[acc_row(r)]);
     __syncthreads();
@@ -319,7 +88,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
 #pragma unroll
     for (int t = 0; t < KT; ++t) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
       mm<true, false>(S[t], Ks + t * TILE_ELEMS, Vs);
@@ -330,7 +99,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
 #pragma unroll
     for (int t = 0; t < KT; ++t)
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) stateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
 }
@@ -363,7 +132,7 @@ delta_output(Meta m, const elem* __restrict__ q, long long ldq, const elem* __re
   }
   mask_scores(p, G, scale);
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) x.v[n][r] *= scale * exp2_fast(G[acc_row(r)]);
   __syncthreads();
@@ -433,7 +202,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
 #pragma unroll
   for (int t = 0; t < KT; ++t)
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) S[t].v[n][r] = dstateN ? dstateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
   for (int ci = d.y - 1; ci >= 0; --ci) {
@@ -459,7 +228,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     tile_to_frag(y, Xs);
     const float gl = G[TILE - 1];
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = acc_row(r) < rows ? fmaf(exp2_fast(gl - G[acc_row(r)]), x.v[n][r], y.v[n][r]) : 0.f;
     __syncthreads();
@@ -469,7 +238,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     store_tile(dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Xs, rows);
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = -x.v[n][r];
     frag_to_tile(Xs, x);
@@ -482,7 +251,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
 #pragma unroll
     for (int t = 0; t < KT; ++t) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
       mm<true, false>(S[t], Ks + t * TILE_ELEMS, Ds);
@@ -494,7 +263,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
 #pragma unroll
     for (int t = 0; t < KT; ++t)
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) dstate0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
 }
@@ -547,7 +316,7 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
   load_tile(t0, q + (long long)c.x * ldq + (long long)h * KD + k0, ldq, rows);
   load_tile(t1, k + (long long)c.x * ldk + (long long)h * KD + k0, ldk, rows);
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r);
@@ -561,7 +330,7 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
   // k_j . dk_j of the state part, summed over the chunk, goes to the last row's dG together with exp(G_C) <S, dS'>.
   float kdk[2] = {0.f, 0.f};
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) kdk[r >> 1] = fmaf(fk.v[n][r], to_f32(t1[acc_row(r) * LD + acc_col(n, r)]), kdk[r >> 1]);
   red2[threadIdx.x] = fmaf(hdh, exp2_fast(gl), kdk[0] + kdk[1]);
@@ -569,7 +338,7 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
   mm<true, false>(fk, t2, t0);
   float dg[2] = {0.f, 0.f};
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);
@@ -631,13 +400,13 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
     X.zero();
     mm<true, false>(X, Ts, x0);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[acc_row(r) * LD + acc_col(n, r)]), db[r >> 1]);
     __syncthreads();
     frag_to_tile(x0, X);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) X.v[n][r] *= B[acc_row(r)];
     frag_to_tile(x2, X);
@@ -657,7 +426,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
     mm<true, false>(X, Ts, x0);
     mm<false, true>(kk, x2, x2);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         int i = acc_row(r), j = acc_col(n, r);
@@ -675,7 +444,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
   float rs[2] = {0.f, 0.f};
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);
@@ -707,7 +476,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
     mm<false, false>(X, x0, x2);
     mm<true, false>(X, x0, x2);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         if (acc_row(r) < rows) dk[(long long)(c.x + acc_row(r)) * ldw + (long long)hv * KD + t * TILE + acc_col(n, r)] += X.v[n][r];

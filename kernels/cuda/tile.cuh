@@ -1,7 +1,8 @@
 // Block-level 64 x 64 tile products, the unit every chunk kernel is made of.
 //
-// A block has 128 threads (4 warps). Warp w owns rows 16 w .. 16 w + 15 of an accumulator tile. A thread holds
-// acc[8][4]: element (nt, r) is row `acc_row(r)`, column `acc_col(nt, r)`. With `elem` = bf16 products go
+// A block has 4 WARPS_N warps: each owns 16 rows and 64 / WARPS_N columns of an accumulator tile. WARPS_N = 2 doubles
+// the warps that hide each other's latency at half the registers a thread; 1 loads less. A thread holds
+// acc[NT][4]: element (nt, r) is row `acc_row(r)`, column `acc_col(nt, r)`. With `elem` = bf16 products go
 // through the tensor cores (mma.sync m16n8k16, fp32 accumulate); with ELEM_F32 defined the same fragment is
 // filled by fp32 multiply-adds in a fixed order, so one kernel source serves both precisions.
 //
@@ -16,20 +17,43 @@ constexpr int LD = 65;
 constexpr int LD = 72;
 #endif
 constexpr int TILE_ELEMS = TILE * LD;
-constexpr int THREADS = 128;
+#ifndef WARPS_N
+#define WARPS_N 1
+#endif
+#ifndef MM_UNROLL
+#define MM_UNROLL 4  // steps of 16 of a product that are unrolled; fewer hold fewer registers
+#endif
+constexpr int THREADS = 128 * WARPS_N;
+constexpr int NT = 8 / WARPS_N;  // accumulator tiles of 8 columns a warp owns
 
 struct Frag {
-  float v[8][4];
+  float v[NT][4];
   __device__ __forceinline__ void zero() {
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) v[n][r] = 0.f;
   }
 };
 
-__device__ __forceinline__ int acc_row(int r) { return (threadIdx.x >> 5) * 16 + ((threadIdx.x & 31) >> 2) + ((r >> 1) << 3); }
-__device__ __forceinline__ int acc_col(int n, int r) { return n * 8 + ((threadIdx.x & 3) << 1) + (r & 1); }
+__device__ __forceinline__ int row_warp() { return (threadIdx.x >> 5) & 3; }
+__device__ __forceinline__ int first_col() { return WARPS_N == 1 ? 0 : (threadIdx.x >> 7) * (TILE / WARPS_N); }
+__device__ __forceinline__ int acc_row(int r) { return row_warp() * 16 + ((threadIdx.x & 31) >> 2) + ((r >> 1) << 3); }
+__device__ __forceinline__ int acc_col(int n, int r) { return first_col() + n * 8 + ((threadIdx.x & 3) << 1) + (r & 1); }
+// Barrier of the warps that share 16 rows of a tile.
+__device__ __forceinline__ void rows_sync() {
+#if WARPS_N == 1
+  __syncwarp();
+#else
+  // Constant numbers: with a number in a register a block would claim all 16 barriers.
+  switch (row_warp()) {
+    case 0: asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS_N) : "memory"); break;
+    case 1: asm volatile("bar.sync 2, %0;" ::"n"(32 * WARPS_N) : "memory"); break;
+    case 2: asm volatile("bar.sync 3, %0;" ::"n"(32 * WARPS_N) : "memory"); break;
+    default: asm volatile("bar.sync 4, %0;" ::"n"(32 * WARPS_N) : "memory"); break;
+  }
+#endif
+}
 
 #ifndef ELEM_F32
 __device__ __forceinline__ void ldsm(unsigned (&d)[4], const elem* p) {
@@ -48,17 +72,18 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const unsigned (&a)[4], 
 #endif
 
 // acc += op(A) op(B), 64 x 64 x 64.
-// TA: A is stored [k][m] (else [m][k]). TB: B is stored [n][k] (else [k][n]).
-template <bool TA, bool TB>
+// TA: A is stored [k][m] (else [m][k]). TB: B is stored [n][k] (else [k][n]). LOWER: A is zero in the blocks of 16 above
+// its diagonal, which are not read.
+template <bool TA, bool TB, bool LOWER = false>
 __device__ __forceinline__ void mm(Frag& acc, const elem* A, const elem* B) {
 #ifdef ELEM_F32
 #pragma unroll 4
-  for (int k = 0; k < TILE; ++k) {
+  for (int k = 0; k < (LOWER ? 16 * (row_warp() + 1) : TILE); ++k) {
     float a[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) { int m = acc_row(2 * h); a[h] = TA ? A[k * LD + m] : A[m * LD + k]; }
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         int col = acc_col(n, c);
@@ -68,18 +93,19 @@ __device__ __forceinline__ void mm(Frag& acc, const elem* A, const elem* B) {
       }
   }
 #else
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31, warp = row_warp(), c0 = first_col();
   const int r8 = lane & 7, q = lane >> 3;
-#pragma unroll
+#pragma unroll MM_UNROLL
   for (int k0 = 0; k0 < TILE; k0 += 16) {
+    if (LOWER && k0 > warp * 16) break;
     unsigned a[4];
     if (!TA) ldsm(a, A + (warp * 16 + r8 + (q & 1) * 8) * LD + k0 + (q >> 1) * 8);
     else ldsm_t(a, A + (k0 + r8 + (q >> 1) * 8) * LD + warp * 16 + (q & 1) * 8);
 #pragma unroll
-    for (int n0 = 0; n0 < 4; ++n0) {
+    for (int n0 = 0; n0 < NT / 2; ++n0) {
       unsigned b[4];
-      if (TB) ldsm(b, B + (n0 * 16 + r8 + (q >> 1) * 8) * LD + k0 + (q & 1) * 8);
-      else ldsm_t(b, B + (k0 + r8 + (q & 1) * 8) * LD + n0 * 16 + (q >> 1) * 8);
+      if (TB) ldsm(b, B + (c0 + n0 * 16 + r8 + (q >> 1) * 8) * LD + k0 + (q & 1) * 8);
+      else ldsm_t(b, B + (k0 + r8 + (q & 1) * 8) * LD + c0 + n0 * 16 + (q >> 1) * 8);
       mma16816(acc.v[2 * n0], a, b[0], b[1]);
       mma16816(acc.v[2 * n0 + 1], a, b[2], b[3]);
     }
@@ -124,19 +150,21 @@ __device__ __forceinline__ void async_commit() { asm volatile("cp.async.commit_g
 template <int pending>
 __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
 
-// A warp copies its own 16 rows of a tile to global memory; needs no block barrier when the warp wrote them itself.
-__device__ __forceinline__ void store_own_rows(elem* dst, long long stride, const elem* src, int rows) {
-  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16;
+// A warp copies its own part of a tile (16 rows, 64 / WARPS_N columns) to global memory; needs no block barrier when the
+// warp wrote it itself.
+__device__ __forceinline__ void store_own(elem* dst, long long stride, const elem* src, int rows) {
+  const int lane = threadIdx.x & 31, first = row_warp() * 16, c0 = first_col();
+  constexpr int W = TILE / WARPS_N;
   __syncwarp();
 #ifdef ELEM_F32
-  for (int i = lane; i < 16 * TILE; i += 32) {
-    const int r = first + (i >> 6), c = i & 63;
+  for (int i = lane; i < 16 * W; i += 32) {
+    const int r = first + i / W, c = c0 + i % W;
     if (r < rows) dst[r * stride + c] = src[r * LD + c];
   }
 #else
 #pragma unroll
-  for (int i = lane; i < 16 * 8; i += 32) {
-    const int r = first + (i >> 3), c = (i & 7) * 8;
+  for (int i = lane; i < 16 * W / 8; i += 32) {
+    const int r = first + i / (W / 8), c = c0 + i % (W / 8) * 8;
     if (r < rows) *reinterpret_cast<uint4*>(dst + r * stride + c) = *reinterpret_cast<const uint4*>(src + r * LD + c);
   }
 #endif
@@ -172,7 +200,7 @@ __device__ __forceinline__ void store_tile(elem* dst, long long stride, const el
 // Writes an accumulator into a tile as `elem`.
 __device__ __forceinline__ void frag_to_tile(elem* dst, const Frag& f) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h) store2(dst + acc_row(2 * h) * LD + acc_col(n, 0), f.v[n][2 * h], f.v[n][2 * h + 1]);
 }
@@ -180,7 +208,7 @@ __device__ __forceinline__ void frag_to_tile(elem* dst, const Frag& f) {
 // Reads a tile into an accumulator.
 __device__ __forceinline__ void tile_to_frag(Frag& f, const elem* src) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float2 x = pair_of(src, n, h);
@@ -189,7 +217,8 @@ __device__ __forceinline__ void tile_to_frag(Frag& f, const elem* src) {
     }
 }
 
-// Sum over a row of the accumulator tile: the four threads that share the row hold the result; fixed tree.
+// Sum over a row of a warp's part of the accumulator tile: the four threads that share the row hold the result; fixed
+// tree.
 __device__ __forceinline__ float row_sum4(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   x += __shfl_xor_sync(0xffffffffu, x, 2);

@@ -25,8 +25,10 @@ fn units() -> Vec<(Unit, bool)> {
         (unit(Source::Reduce, &[]), true),
         (unit(Source::Conv, &["KD=64", "W=4"]), true),
         (unit(Source::Gates, &[]), true),
-        (unit(Source::DeltaRule, &["KD=64", "VD=64"]), true),
+        (unit(Source::DeltaChunk, &["KD=64", "VD=64"]), true),
         (unit(Source::DeltaFused, &["KD=64", "VD=64", "STAGES=2"]), true),
+        (unit(Source::DeltaLocal, &["KD=64", "VD=64"]), true),
+        (unit(Source::DeltaRule, &["KD=64", "VD=64"]), true),
         (unit(Source::GatedNorm, &["VD=64"]), true),
         (unit(Source::SwiGlu, &[]), true),
         (unit(Source::CrossEntropy, &[]), true),
@@ -36,6 +38,7 @@ fn units() -> Vec<(Unit, bool)> {
         (unit(Source::Conv, &["KD=256", "W=4"]), false),
         (unit(Source::Conv, &["KD=64", "W=1", "NO_WEIGHT=1"]), false),
         (unit(Source::GatedNorm, &["VD=512"]), false),
+        (unit(Source::DeltaChunk, &["KD=128", "VD=256"]), false),
         (unit(Source::DeltaFused, &["KD=128", "VD=128", "STAGES=1"]), false),
         (unit(Source::DeltaRule, &["KD=128", "VD=128"]), false),
         (unit(Source::DeltaRule, &["KD=256", "VD=512"]), false),
@@ -104,10 +107,9 @@ fn every_kernel_compiles_for_its_targets() {
                 u.source.file()
             );
             let kernels = parse(&done.report);
-            // `delta_local_backward` exists for heads of 64 only, clusters from compute capability 9.0 on.
+            // Clusters exist from compute capability 9.0 on.
             let defined = |define: &str| u.defines.contains(&define.to_string());
             let absent = |name: &str| match name {
-                "delta_local_backward" => !defined("KD=64"),
                 "cross_entropy_cluster" => defined("ELEM_F32") || *target == "sm_80",
                 _ => false,
             };

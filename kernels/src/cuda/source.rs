@@ -19,10 +19,14 @@ pub enum Source {
     Conv,
     /// Gates of the delta rule.
     Gates,
-    /// Chunked gated delta rule. Sizes: `KD`, `VD`.
-    DeltaRule,
+    /// The delta rule within a chunk: cumulative decays, T, W and U. Sizes: `KD`, `VD`.
+    DeltaChunk,
     /// The delta rule's recurrences with the chunk's products fused in. Sizes: `KD`, `VD`, `STAGES`.
     DeltaFused,
+    /// All chunk-local gradients of the delta rule in one kernel, heads of 64. Sizes: `KD`, `VD`.
+    DeltaLocal,
+    /// The delta rule's other parts as separate kernels, for heads of any size. Sizes: `KD`, `VD`.
+    DeltaRule,
     /// Gated RMSNorm. Sizes: `VD`, `SIGMOID_GATE`.
     GatedNorm,
     /// SwiGLU.
@@ -37,13 +41,15 @@ pub enum Source {
 
 impl Source {
     /// All sources.
-    pub const ALL: [Source; 11] = [
+    pub const ALL: [Source; 13] = [
         Source::Norm,
         Source::Reduce,
         Source::Conv,
         Source::Gates,
-        Source::DeltaRule,
+        Source::DeltaChunk,
         Source::DeltaFused,
+        Source::DeltaLocal,
+        Source::DeltaRule,
         Source::GatedNorm,
         Source::SwiGlu,
         Source::CrossEntropy,
@@ -88,14 +94,16 @@ impl Source {
             ),
             Source::Conv => file!("conv.cu", &["short_conv", "short_conv_backward"]),
             Source::Gates => file!("gates.cu", &["gates", "gates_backward"]),
+            Source::DeltaChunk => file!(
+                "delta_chunk.cu",
+                &["chunk_cumsum", "chunk_cumsum_backward", "delta_wy", "delta_wu"]
+            ),
+            Source::DeltaFused => file!("delta_fused.cu", &["delta_forward", "delta_backward"]),
+            Source::DeltaLocal => file!("delta_local.cu", &["delta_local_backward"]),
             Source::DeltaRule => file!(
                 "delta_rule.cu",
                 &[
-                    "chunk_cumsum",
-                    "chunk_cumsum_backward",
                     "sum_group",
-                    "delta_wy",
-                    "delta_wu",
                     "delta_state",
                     "delta_output",
                     "delta_dv_local",
@@ -104,12 +112,6 @@ impl Source {
                     "delta_wy_backward",
                 ]
             ),
-            Source::DeltaFused => {
-                file!(
-                    "delta_fused.cu",
-                    &["delta_forward", "delta_backward", "delta_local_backward"]
-                )
-            }
             Source::GatedNorm => file!("gated_norm.cu", &["gated_rms_norm", "gated_rms_norm_backward"]),
             Source::SwiGlu => file!("swiglu.cu", &["swiglu", "swiglu_backward"]),
             Source::CrossEntropy => file!(

@@ -2,7 +2,9 @@
 
 mod activation;
 mod conv;
+mod delta_fused;
 pub(super) mod delta_rule;
+mod delta_separate;
 mod loss;
 mod norm;
 mod operands;
