@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_gates(float* G, float* B, const float* gc, 
 // P_ij = scale exp(G_i - G_j) q_i.k_j for i >= j, as a tile. `a` holds q kT on entry.
 __device__ __forceinline__ void mask_scores(Frag& a, const float* G, float scale) {
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);

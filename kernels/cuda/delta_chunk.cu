@@ -63,46 +63,34 @@ chunk_cumsum_backward(Meta m, const float* __restrict__ dG, long long total_rows
 
 // ------------------------------------------------------------------------------------------------------------------
 // T, and W and U from it. T's columns are scaled (by beta exp(G) for W, by beta for U), not the rows of K and V: the
-// scaled copies come out of registers, and the products skip the blocks above the diagonal.
+// scaled copies come out of registers.
 
 // Tw = T diag(S), Tu = T diag(B), of the stored T: so every pass makes the same W and U. Tw may be T itself.
 __device__ __forceinline__ void scale_columns(elem* Tw, elem* Tu, const elem* T, const float* S, const float* B) {
-#ifdef ELEM_F32
-  for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) {
-    const int at = (i >> 6) * LD + (i & 63);
-    const float t = T[at];
-    Tw[at] = t * S[i & 63];
-    Tu[at] = t * B[i & 63];
-  }
-#else
-  for (int i = threadIdx.x; i < TILE * 8; i += THREADS) {
+  for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
     const int r = i >> 3, c = (i & 7) * 8;
-    if ((c >> 4) > (r >> 4)) continue;  // above the diagonal's blocks nobody reads
-    const uint4 x = *reinterpret_cast<const uint4*>(T + r * LD + c);
-    const unsigned in[4] = {x.x, x.y, x.z, x.w};
-    unsigned w[4], u[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 t = unpack_bf16(in[j]), s = *reinterpret_cast<const float2*>(S + c + 2 * j), b = *reinterpret_cast<const float2*>(B + c + 2 * j);
-      w[j] = pack_bf16(t.x * s.x, t.y * s.y);
-      u[j] = pack_bf16(t.x * b.x, t.y * b.y);
+    for (int j = 0; j < 8; j += 2) {
+      const int e = tile_at(r, c + j);
+      const float2 t = load2(T + e);
+      store2(Tw + e, t.x * S[c + j], t.y * S[c + j + 1]);
+      store2(Tu + e, t.x * B[c + j], t.y * B[c + j + 1]);
     }
-    *reinterpret_cast<uint4*>(Tw + r * LD + c) = make_uint4(w[0], w[1], w[2], w[3]);
-    *reinterpret_cast<uint4*>(Tu + r * LD + c) = make_uint4(u[0], u[1], u[2], u[3]);
   }
-#endif
 }
 
 #ifdef ELEM_F32
 // T = (I + A)^-1 for strictly lower triangular A by substitution, a thread a column.
 __device__ void invert_unit_lower(const elem* A, elem* T) {
   const int c = threadIdx.x;
-  if (c < TILE) {
-    for (int i = 0; i < TILE; ++i) {
-      float s[4] = {i == c ? 1.f : 0.f, 0.f, 0.f, 0.f};
-      for (int j = c; j < i; ++j) s[j & 3] = fmaf(-A[i * LD + j], T[j * LD + c], s[j & 3]);
-      T[i * LD + c] = (s[0] + s[1]) + (s[2] + s[3]);
+  if (c >= TILE) return;
+  for (int i = 0; i < TILE; ++i) {
+    float s = i == c ? 1.f : 0.f, z = 0.f;
+    for (int j = c; j < i; j += 2) {
+      s = fmaf(-A[tile_at(i, j)], T[tile_at(j, c)], s);
+      if (j + 1 < i) z = fmaf(-A[tile_at(i, j + 1)], T[tile_at(j + 1, c)], z);
     }
+    T[tile_at(i, c)] = s + z;
   }
 }
 #else
@@ -127,19 +115,19 @@ __device__ __forceinline__ void mma_split(float (&c)[2][4], const unsigned (&ah)
 }
 
 constexpr int DLD = 20;  // row stride of the diagonal blocks in fp32: float4 rows
-
-// Where the low half of block b of the diagonal lies: in a block above the diagonal, which nothing else uses.
-__device__ __forceinline__ int low_half(int b) { return b < 3 ? 16 * (b + 1) : 16 * LD + 32; }
+constexpr int LLD = 24;  // row stride of the low halves of the diagonal's inverses: ldmatrix without bank conflicts
 
 // T = (I + A)^-1, Tw = T diag(S), Tu = T diag(B) for the strictly lower triangular A = beta exp(G_i - G_j) `a`, in blocks
 // of 16: the diagonal's by substitution in fp32, a warp each; then a warp a block column, T_ij = -T_ii sum_k A_ik T_kj,
 // transposed so that a finished block is an operand as it stands in the registers; operands split in two bf16.
-// AA holds, below the diagonal, the high halves of A, on it those of T's blocks, and above it A's low halves.
-__device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G, const float* B, const float* S, elem* AA, elem* T, elem* Tw, elem* Tu) {
+// AA holds, below the diagonal, the high halves of A, on it those of T's blocks, and above it A's low halves; `low` the
+// low halves of T's blocks on the diagonal, [64][LLD].
+__device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G, const float* B, const float* S, elem* AA, elem* T, elem* Tw, elem* Tu,
+                                                  elem* low) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r8 = lane & 7, q = lane >> 3;
   float* D = reinterpret_cast<float*>(Tw) + warp * 16 * DLD;
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
+  for (int n = 0; n < 8; ++n) {
     const int cb = n >> 1;
     if (cb > warp) continue;
 #pragma unroll
@@ -152,15 +140,13 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
       } else {
         unsigned hi, lo;
         split(x, y, hi, lo);
-        *reinterpret_cast<unsigned*>(AA + i * LD + j) = hi;
-        *reinterpret_cast<unsigned*>(AA + (cb * 16 + (i & 15)) * LD + warp * 16 + (j & 15)) = lo;
+        *reinterpret_cast<unsigned*>(AA + tile_at(i, j)) = hi;
+        *reinterpret_cast<unsigned*>(AA + tile_at(cb * 16 + (i & 15), warp * 16 + (j & 15))) = lo;
       }
     }
   }
-  for (int i = threadIdx.x; i < TILE * 8; i += THREADS)
-    if (((i & 7) >> 1) > (i >> 7)) *reinterpret_cast<uint4*>(T + (i >> 3) * LD + (i & 7) * 8) = make_uint4(0, 0, 0, 0);
   __syncwarp();
-  const int col = lane & 15, diagonal = warp * 16 * LD + warp * 16;
+  const int col = lane & 15, first = warp * 16;
   float t[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -179,24 +165,29 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
   for (int i = 0; i < 16; ++i) {
     const bf16 hi = f32_to_bf16(t[i]);
     if (lane < 16) {
-      AA[diagonal + i * LD + col] = hi;
-      T[diagonal + i * LD + col] = hi;
+      AA[tile_at(first + i, first + col)] = hi;
+      T[tile_at(first + i, first + col)] = hi;
     } else {
-      Tu[low_half(warp) + i * LD + col] = f32_to_bf16(t[i] - bf16_to_f32(hi));
+      low[(first + i) * LLD + col] = f32_to_bf16(t[i] - bf16_to_f32(hi));
     }
     t[i] = bf16_to_f32(hi);
   }
   __syncthreads();  // A, the diagonal's inverses and S are there; D is done with
   {
-    elem* to = (lane < 16 ? Tw : Tu) + diagonal + col;
-    const float f = (lane < 16 ? S : B)[warp * 16 + col];
+    elem* to = lane < 16 ? Tw : Tu;
+    const float f = (lane < 16 ? S : B)[first + col];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) to[i * LD] = f32_to_bf16(t[i] * f);
+    for (int i = 0; i < 16; ++i) to[tile_at(first + i, first + col)] = f32_to_bf16(t[i] * f);
   }
+  for (int i = threadIdx.x; i < TILE * 8; i += THREADS)  // nothing above the diagonal's blocks
+    if (((i & 7) >> 1) > (i >> 7)) {
+      const int e = tile_at(i >> 3, (i & 7) * 8);
+      *reinterpret_cast<uint4*>(T + e) = *reinterpret_cast<uint4*>(Tw + e) = *reinterpret_cast<uint4*>(Tu + e) = make_uint4(0, 0, 0, 0);
+    }
   unsigned ph[4][4], pl[4][4];
-  const int tile_t = (r8 + (q >> 1) * 8) * LD + (q & 1) * 8;  // this lane's row of the four 8 x 8 matrices of a block
-  ldsm_t(ph[0], AA + diagonal + tile_t);
-  ldsm_t(pl[0], Tu + low_half(warp) + tile_t);
+  const int br = r8 + (q >> 1) * 8, bc = (q & 1) * 8;  // where this lane's row of the four 8 x 8 matrices of a block begins
+  ldsm_t(ph[0], AA + tile_at(first + br, first + bc));
+  ldsm_t(pl[0], low + (first + br) * LLD + bc);
 #pragma unroll
   for (int d = 1; d < 4; ++d) {
     const int bi = warp + d;
@@ -206,24 +197,24 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
 #pragma unroll
     for (int e = 0; e < d; ++e) {
       const int k = warp + e;
-      ldsm(bh, AA + (bi * 16) * LD + k * 16 + tile_t);
-      ldsm(bl, AA + (k * 16) * LD + bi * 16 + tile_t);
+      ldsm(bh, AA + tile_at(bi * 16 + br, k * 16 + bc));
+      ldsm(bl, AA + tile_at(k * 16 + br, bi * 16 + bc));
       mma_split(s, ph[e], pl[e], bh, bl);
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) split(s[r >> 1][(r & 1) * 2], s[r >> 1][(r & 1) * 2 + 1], sh[r], sl[r]);
-    ldsm(bh, AA + (bi * 16) * LD + bi * 16 + tile_t);
-    ldsm(bl, Tu + low_half(bi) + tile_t);
+    ldsm(bh, AA + tile_at(bi * 16 + br, bi * 16 + bc));
+    ldsm(bl, low + (bi * 16 + br) * LLD + bc);
     mma_split(x, sh, sl, bh, bl);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       split(-x[r >> 1][(r & 1) * 2], -x[r >> 1][(r & 1) * 2 + 1], ph[d][r], pl[d][r]);
       const unsigned y = transpose8x8(ph[d][r]);
-      const int row = bi * 16 + (lane >> 2) + (r >> 1) * 8, c = warp * 16 + (lane & 3) * 2 + (r & 1) * 8;
+      const int c = first + (lane & 3) * 2 + (r & 1) * 8, e = tile_at(bi * 16 + (lane >> 2) + (r >> 1) * 8, c);
       const float2 v = unpack_bf16(y), fs = *reinterpret_cast<const float2*>(S + c), fb = *reinterpret_cast<const float2*>(B + c);
-      *reinterpret_cast<unsigned*>(T + row * LD + c) = y;
-      *reinterpret_cast<unsigned*>(Tw + row * LD + c) = pack_bf16(v.x * fs.x, v.y * fs.y);
-      *reinterpret_cast<unsigned*>(Tu + row * LD + c) = pack_bf16(v.x * fb.x, v.y * fb.y);
+      *reinterpret_cast<unsigned*>(T + e) = y;
+      *reinterpret_cast<unsigned*>(Tw + e) = pack_bf16(v.x * fs.x, v.y * fs.y);
+      *reinterpret_cast<unsigned*>(Tu + e) = pack_bf16(v.x * fb.x, v.y * fb.y);
     }
   }
 }
@@ -235,15 +226,15 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
          const float* __restrict__ beta, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  float* B = G + TILE;
-  float* S = B + TILE;
-  elem* ks = reinterpret_cast<elem*>(S + TILE);
+  elem* ks = first_tile(smem);
   elem* vs = ks + TILE_ELEMS;
   elem* AA = vs + TILE_ELEMS;
   elem* Ts = AA + TILE_ELEMS;
   elem* Tw = Ts + TILE_ELEMS;
   elem* Tu = Tw + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(Tu + TILE_ELEMS);
+  float* B = G + TILE;
+  float* S = B + TILE;
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
   const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
@@ -260,53 +251,57 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
     }
     if (t == 0) async_wait<1>();
     else async_wait<0>();
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(a, ks, ks);
   }
   if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
 #ifdef ELEM_F32
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = acc_row(r), j = acc_col(n, r);
-      AA[i * LD + j] = i > j ? B[i] * exp2_fast(G[i] - G[j]) * a.v[n][r] : 0.f;
+      AA[tile_at(i, j)] = i > j ? B[i] * exp2_fast(G[i] - G[j]) * a.v[n][r] : 0.f;
     }
   __syncthreads();
   invert_unit_lower(AA, Ts);
   __syncthreads();
   scale_columns(Tw, Tu, Ts, S, B);
 #else
-  invert_unit_lower(a, G, B, S, AA, Ts, Tw, Tu);
+  invert_unit_lower(a, G, B, S, AA, Ts, Tw, Tu, reinterpret_cast<elem*>(S + TILE));
 #endif
   async_wait<0>();
-  __syncthreads();
-  if (Tout) store_own(Tout + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, Ts, TILE);
+  tiles_sync();
+  if (Tout) store_own_rows(Tout + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, Ts, TILE);
   // The last key tile and the first value tile are there. Results pass through AA, a warp its own rows.
   const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
-  for (int t = KT - 1; t >= 0; --t) {
-    if (t < KT - 1) {
-      __syncthreads();
-      load_tile(ks, kb + t * TILE, ldk, rows);
-      __syncthreads();
-    }
-    a.zero();
-    mm<false, false, true>(a, Tw, ks);
-    __syncwarp();
-    frag_to_tile(AA, a);
-    store_own(w + ((long long)c.x * m.HV + hv) * KD + t * TILE, ldw, AA, rows);
-  }
-  for (int t = 0; t < VT; ++t) {
+  elem *wb = w + ((long long)c.x * m.HV + hv) * KD, *ub = u + ((long long)c.x * m.HV + hv) * VD;
+  for (int t = 0; t < (KT > VT ? KT : VT); ++t) {
+    const int o = KT - 1 - t;
     if (t > 0) {
       __syncthreads();
-      load_tile(vs, vb + t * TILE, ldv, rows);
-      __syncthreads();
+      if (t < KT) load_tile(ks, kb + o * TILE, ldk, rows);
+      if (t < VT) load_tile(vs, vb + t * TILE, ldv, rows);
+      tiles_sync();
     }
-    a.zero();
-    mm<false, false, true>(a, Tu, vs);
-    __syncwarp();
-    frag_to_tile(AA, a);
-    store_own(u + ((long long)c.x * m.HV + hv) * VD + t * TILE, ldu, AA, rows);
+    Frag x, y;
+    x.zero();
+    y.zero();
+    if (t < KT) mm_start<false, false>(x, Tw, ks);
+    if (t < VT) mm_start<false, false>(y, Tu, vs);
+    if (t < KT && t < VT) mm_wait<1>(x);
+    else mm_wait<0>(x);
+    if (t < KT) {
+      __syncwarp();
+      frag_to_tile(AA, x);
+      store_own_rows(wb + o * TILE, ldw, AA, rows);
+    }
+    mm_wait<0>(y);
+    if (t < VT) {
+      __syncwarp();
+      frag_to_tile(AA, y);
+      store_own_rows(ub + t * TILE, ldu, AA, rows);
+    }
   }
 }
 
@@ -316,13 +311,13 @@ delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
          const float* __restrict__ beta, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  float* B = G + TILE;
-  float* S = B + TILE;
-  elem* Tw = reinterpret_cast<elem*>(S + TILE);  // T, then T diag(S)
+  elem* Tw = first_tile(smem);  // T, then T diag(S)
   elem* Tu = Tw + TILE_ELEMS;
   elem* ks = Tu + TILE_ELEMS;
   elem* vs = ks + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(vs + TILE_ELEMS);
+  float* B = G + TILE;
+  float* S = B + TILE;
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
   const elem *kb = k + (long long)c.x * ldk + (long long)h * KD, *vb = v + (long long)c.x * ldv + (long long)hv * VD;
@@ -339,28 +334,30 @@ delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
   __syncthreads();
   scale_columns(Tw, Tu, Tw, S, B);
   async_wait<0>();
-  __syncthreads();
+  tiles_sync();
   const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
   for (int t = 0; t < (KT > VT ? KT : VT); ++t) {
     if (t > 0) {
       __syncthreads();
       if (t < KT) load_tile(ks, kb + t * TILE, ldk, rows);
       if (t < VT) load_tile(vs, vb + t * TILE, ldv, rows);
-      __syncthreads();
+      tiles_sync();
     }
-    Frag a, b;
-    a.zero();
-    b.zero();
-    if (t < KT) mm<false, false, true>(a, Tw, ks);
-    if (t < VT) mm<false, false, true>(b, Tu, vs);
-    __syncthreads();
+    Frag x, y;
+    x.zero();
+    y.zero();
+    if (t < KT) mm_start<false, false>(x, Tw, ks);
+    if (t < VT) mm_start<false, false>(y, Tu, vs);
+    mm_wait<0>(x);
+    mm_wait<0>(y);
+    __syncthreads();  // nobody reads ks and vs any more: the results pass through them, a warp its own rows
     if (t < KT) {
-      frag_to_tile(ks, a);
-      store_own(wb + t * TILE, ldw, ks, rows);
+      frag_to_tile(ks, x);
+      store_own_rows(wb + t * TILE, ldw, ks, rows);
     }
     if (t < VT) {
-      frag_to_tile(vs, b);
-      store_own(ub + t * TILE, ldu, vs, rows);
+      frag_to_tile(vs, y);
+      store_own_rows(ub + t * TILE, ldu, vs, rows);
     }
   }
 }

@@ -8,7 +8,8 @@ __device__ __forceinline__ void scale_rows(elem* dst, const elem* src, const flo
   for (int i = threadIdx.x; i < TILE * 32; i += THREADS) {
     int r = i >> 5, c = (i & 31) * 2;
     float f = s[r];
-    store2(dst + r * LD + c, to_f32(src[r * LD + c]) * f, to_f32(src[r * LD + c + 1]) * f);
+    const float2 x = load2(src + tile_at(r, c));
+    store2(dst + tile_at(r, c), x.x * f, x.y * f);
   }
 }
 
@@ -31,11 +32,11 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
             const float* __restrict__ state0, elem* __restrict__ hst, elem* __restrict__ vn, float* __restrict__ stateN) {
   if ((int)blockIdx.z >= m.counts[0]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  elem* Ss = reinterpret_cast<elem*>(G + TILE);
+  elem* Ss = first_tile(smem);
   elem* Ws = Ss + KT * TILE_ELEMS;
   elem* Ks = Ws + KT * TILE_ELEMS;
   elem* Vs = Ks + KT * TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(Vs + TILE_ELEMS);
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), v0 = blockIdx.x * TILE;
   const int2 d = m.docs[blockIdx.z];
   const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
@@ -44,7 +45,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
 #pragma unroll
   for (int t = 0; t < KT; ++t)
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) S[t].v[n][r] = state0 ? state0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
   for (int ci = 0; ci < d.y; ++ci) {
@@ -59,7 +60,7 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
       load_tile(Ks + t * TILE_ELEMS, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
     }
     load_tile(Vs, u + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
-    __syncthreads();
+    tiles_sync();
     if (hst)
 #pragma unroll
       for (int t = 0; t < KT; ++t) store_tile(hst + (((long long)chunk * m.HV + hv) * KD + t * TILE) * VD + v0, VD, Ss + t * TILE_ELEMS, TILE);
@@ -69,37 +70,37 @@ delta_state(Meta m, const elem* __restrict__ k, long long ldk, const elem* __res
     for (int t = 0; t < KT; ++t) mm<false, false>(x, Ws + t * TILE_ELEMS, Ss + t * TILE_ELEMS);
     tile_to_frag(y, Vs);
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = y.v[n][r] - x.v[n][r];
-    __syncthreads();
+    tiles_sync();
     frag_to_tile(Vs, x);
-    __syncthreads();
+    tiles_sync();
     store_tile(vn + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Vs, rows);
     const float gl = G[TILE - 1];
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] *= exp2_fast(gl - G[acc_row(r)]);
-    __syncthreads();
+    tiles_sync();
     frag_to_tile(Vs, x);
-    __syncthreads();
+    tiles_sync();
     const float dec = exp2_fast(gl);
 #pragma unroll
     for (int t = 0; t < KT; ++t) {
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+      for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
       mm<true, false>(S[t], Ks + t * TILE_ELEMS, Vs);
     }
-    __syncthreads();
+    tiles_sync();
   }
   if (stateN)
 #pragma unroll
     for (int t = 0; t < KT; ++t)
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+      for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) stateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
 }
@@ -110,10 +111,10 @@ delta_output(Meta m, const elem* __restrict__ q, long long ldq, const elem* __re
              const elem* __restrict__ hst, const float* __restrict__ gc, float scale, elem* __restrict__ o) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  elem* qs = reinterpret_cast<elem*>(G + TILE);
+  elem* qs = first_tile(smem);
   elem* ks = qs + TILE_ELEMS;
   elem* hs = ks + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(hs + TILE_ELEMS);
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.z, h = hv / (m.HV / m.H), v0 = blockIdx.y * TILE, rows = c.y;
   const long long ldu = (long long)m.HV * VD;
@@ -122,26 +123,26 @@ delta_output(Meta m, const elem* __restrict__ q, long long ldq, const elem* __re
   p.zero();
   x.zero();
   for (int t = 0; t < KT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(qs, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
     load_tile(ks, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
     load_tile(hs, hst + (((long long)blockIdx.x * m.HV + hv) * KD + t * TILE) * VD + v0, VD, TILE);
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(p, qs, ks);
     mm<false, false>(x, qs, hs);
   }
   mask_scores(p, G, scale);
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) x.v[n][r] *= scale * exp2_fast(G[acc_row(r)]);
-  __syncthreads();
+  tiles_sync();
   frag_to_tile(qs, p);
   load_tile(ks, vn + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
-  __syncthreads();
+  tiles_sync();
   mm<false, false>(x, qs, ks);
   frag_to_tile(hs, x);
-  __syncthreads();
+  tiles_sync();
   store_tile(o + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, hs, rows);
 }
 
@@ -151,9 +152,9 @@ delta_dv_local(Meta m, const elem* __restrict__ q, long long ldq, const elem* __
                const float* __restrict__ gc, float scale, elem* __restrict__ dv) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  elem* qs = reinterpret_cast<elem*>(G + TILE);
+  elem* qs = first_tile(smem);
   elem* ks = qs + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(ks + TILE_ELEMS);
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.z, h = hv / (m.HV / m.H), v0 = blockIdx.y * TILE, rows = c.y;
   const long long ldu = (long long)m.HV * VD;
@@ -161,22 +162,22 @@ delta_dv_local(Meta m, const elem* __restrict__ q, long long ldq, const elem* __
   Frag p, x;
   p.zero();
   for (int t = 0; t < KT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(qs, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
     load_tile(ks, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(p, qs, ks);
   }
   mask_scores(p, G, scale);
-  __syncthreads();
+  tiles_sync();
   frag_to_tile(qs, p);
   load_tile(ks, dO + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
-  __syncthreads();
+  tiles_sync();
   x.zero();
   mm<true, false>(x, qs, ks);
-  __syncthreads();
+  tiles_sync();
   frag_to_tile(ks, x);
-  __syncthreads();
+  tiles_sync();
   store_tile(dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, ks, rows);
 }
 
@@ -188,12 +189,12 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
                      elem* __restrict__ dv, elem* __restrict__ dh, float* __restrict__ dstate0) {
   if ((int)blockIdx.z >= m.counts[0]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  float* E = G + TILE;
-  elem* Ss = reinterpret_cast<elem*>(E + TILE);
+  elem* Ss = first_tile(smem);
   elem* Ks = Ss + KT * TILE_ELEMS;
   elem* Ds = Ks + KT * TILE_ELEMS;
   elem* Xs = Ds + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(Xs + TILE_ELEMS);
+  float* E = G + TILE;
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), v0 = blockIdx.x * TILE;
   const int2 d = m.docs[blockIdx.z];
   const long long ldw = (long long)m.HV * KD, ldu = (long long)m.HV * VD;
@@ -202,7 +203,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
 #pragma unroll
   for (int t = 0; t < KT; ++t)
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) S[t].v[n][r] = dstateN ? dstateN[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] : 0.f;
   for (int ci = d.y - 1; ci >= 0; --ci) {
@@ -217,7 +218,7 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     }
     load_tile(Xs, dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
     load_tile(Ds, dO + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, rows);
-    __syncthreads();
+    tiles_sync();
     if (threadIdx.x < TILE) E[threadIdx.x] = scale * exp2_fast(G[threadIdx.x]);
 #pragma unroll
     for (int t = 0; t < KT; ++t) store_tile(dh + (((long long)chunk * m.HV + hv) * KD + t * TILE) * VD + v0, VD, Ss + t * TILE_ELEMS, TILE);
@@ -228,17 +229,17 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     tile_to_frag(y, Xs);
     const float gl = G[TILE - 1];
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = acc_row(r) < rows ? fmaf(exp2_fast(gl - G[acc_row(r)]), x.v[n][r], y.v[n][r]) : 0.f;
-    __syncthreads();
+    tiles_sync();
     frag_to_tile(Xs, x);
     scale_rows(Ds, Ds, E);
-    __syncthreads();
+    tiles_sync();
     store_tile(dv + (long long)c.x * ldu + (long long)hv * VD + v0, ldu, Xs, rows);
-    __syncthreads();
+    tiles_sync();
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) x.v[n][r] = -x.v[n][r];
     frag_to_tile(Xs, x);
@@ -246,24 +247,24 @@ delta_state_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     for (int t = 0; t < KT; ++t) load_tile(Ks + t * TILE_ELEMS, q + (long long)c.x * ldq + (long long)h * KD + t * TILE, ldq, rows);
 #pragma unroll
     for (int t = 0; t < KT; ++t) load_tile(Ss + t * TILE_ELEMS, w + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
-    __syncthreads();
+    tiles_sync();
     const float dec = exp2_fast(gl);
 #pragma unroll
     for (int t = 0; t < KT; ++t) {
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+      for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) S[t].v[n][r] *= dec;
       mm<true, false>(S[t], Ks + t * TILE_ELEMS, Ds);
       mm<true, false>(S[t], Ss + t * TILE_ELEMS, Xs);
     }
-    __syncthreads();
+    tiles_sync();
   }
   if (dstate0)
 #pragma unroll
     for (int t = 0; t < KT; ++t)
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+      for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int r = 0; r < 4; ++r) dstate0[sbase + (long long)(t * TILE + acc_row(r)) * VD + acc_col(n, r)] = S[t].v[n][r];
 }
@@ -277,14 +278,14 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
            float* __restrict__ dG) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
-  float* red = G + TILE;      // [64] row results
-  float* red2 = red + TILE;   // [128] block reduction
-  elem* t0 = reinterpret_cast<elem*>(red2 + THREADS);
+  elem* t0 = first_tile(smem);
   elem* t1 = t0 + TILE_ELEMS;
   elem* t2 = t1 + TILE_ELEMS;
   elem* t3 = t2 + TILE_ELEMS;
   elem* t4 = t3 + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(t4 + TILE_ELEMS);
+  float* red = G + TILE;      // [64] row results
+  float* red2 = red + TILE;   // [128] block reduction
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.z, h = hv / (m.HV / m.H), k0 = blockIdx.y * TILE, rows = c.y;
   const long long ldu = (long long)m.HV * VD, ldw = (long long)m.HV * KD;
@@ -296,27 +297,27 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
   fw.zero();
   float hdh = 0.f;
   for (int t = 0; t < VT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(t0, dO + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
     load_tile(t1, vn + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
     load_tile(t2, hst + (((long long)blockIdx.x * m.HV + hv) * KD + k0) * VD + t * TILE, VD, TILE);
     load_tile(t3, dh + (((long long)blockIdx.x * m.HV + hv) * KD + k0) * VD + t * TILE, VD, TILE);
     load_tile(t4, dv + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(p, t0, t1);
     mm<false, true>(fq, t0, t2);
     mm<false, true>(fk, t1, t3);
     mm<false, true>(fw, t4, t2);
-    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) hdh = fmaf(to_f32(t2[(i >> 6) * LD + (i & 63)]), to_f32(t3[(i >> 6) * LD + (i & 63)]), hdh);
+    for (int i = threadIdx.x; i < TILE * TILE; i += THREADS) hdh = fmaf(to_f32(t2[tile_at(i >> 6, i & 63)]), to_f32(t3[tile_at(i >> 6, i & 63)]), hdh);
   }
   mask_scores(p, G, scale);
   const float gl = G[TILE - 1];
-  __syncthreads();
+  tiles_sync();
   frag_to_tile(t2, p);
   load_tile(t0, q + (long long)c.x * ldq + (long long)h * KD + k0, ldq, rows);
   load_tile(t1, k + (long long)c.x * ldk + (long long)h * KD + k0, ldk, rows);
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r);
@@ -325,25 +326,25 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
       fw.v[n][r] = -fw.v[n][r];
     }
   frag_to_tile(t3, fw);
-  __syncthreads();
+  tiles_sync();
   store_tile(dw + (long long)c.x * ldw + (long long)hv * KD + k0, ldw, t3, rows);
   // k_j . dk_j of the state part, summed over the chunk, goes to the last row's dG together with exp(G_C) <S, dS'>.
   float kdk[2] = {0.f, 0.f};
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
-    for (int r = 0; r < 4; ++r) kdk[r >> 1] = fmaf(fk.v[n][r], to_f32(t1[acc_row(r) * LD + acc_col(n, r)]), kdk[r >> 1]);
+    for (int r = 0; r < 4; ++r) kdk[r >> 1] = fmaf(fk.v[n][r], to_f32(t1[tile_at(acc_row(r), acc_col(n, r))]), kdk[r >> 1]);
   red2[threadIdx.x] = fmaf(hdh, exp2_fast(gl), kdk[0] + kdk[1]);
   mm<false, false>(fq, t2, t1);
   mm<true, false>(fk, t2, t0);
   float dg[2] = {0.f, 0.f};
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);
-      dg[r >> 1] = fmaf(fq.v[n][r], to_f32(t0[i * LD + j]), dg[r >> 1]);
-      dg[r >> 1] = fmaf(-fk.v[n][r], to_f32(t1[i * LD + j]), dg[r >> 1]);
+      dg[r >> 1] = fmaf(fq.v[n][r], to_f32(t0[tile_at(i, j)]), dg[r >> 1]);
+      dg[r >> 1] = fmaf(-fk.v[n][r], to_f32(t1[tile_at(i, j)]), dg[r >> 1]);
       if (i < rows) {
         long long at = (long long)(c.x + i) * ldw + (long long)hv * KD + k0 + j;
         dq[at] = fq.v[n][r];
@@ -355,13 +356,13 @@ delta_dqkw(Meta m, const elem* __restrict__ q, long long ldq, const elem* __rest
     float x = row_sum4(dg[s]);
     if ((threadIdx.x & 3) == 0) red[acc_row(2 * s)] = x;
   }
-  __syncthreads();
+  tiles_sync();
   if (threadIdx.x < 32) {
     float x = red2[threadIdx.x] + red2[threadIdx.x + 32] + red2[threadIdx.x + 64] + red2[threadIdx.x + 96];
     x = warp_sum(x);
     if (threadIdx.x == 0) red2[0] = x;
   }
-  __syncthreads();
+  tiles_sync();
   if (threadIdx.x < rows) dG[((long long)blockIdx.y * total_rows + c.x + threadIdx.x) * m.HV + hv] = red[threadIdx.x] + (threadIdx.x == rows - 1 ? red2[0] : 0.f);
 }
 
@@ -374,15 +375,15 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
                   float* __restrict__ dbeta, float* __restrict__ dG) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
-  float* G = reinterpret_cast<float*>(smem);
+  elem* Ts = first_tile(smem);
+  elem* x0 = Ts + TILE_ELEMS;
+  elem* x1 = x0 + TILE_ELEMS;
+  elem* x2 = x1 + TILE_ELEMS;
+  float* G = reinterpret_cast<float*>(x2 + TILE_ELEMS);
   float* B = G + TILE;
   float* rb = B + TILE;   // dbeta
   float* rg = rb + TILE;  // dG
   float* Ff = rg + TILE;  // [64][65]
-  elem* Ts = reinterpret_cast<elem*>(Ff + TILE * 65);
-  elem* x0 = Ts + TILE_ELEMS;
-  elem* x1 = x0 + TILE_ELEMS;
-  elem* x2 = x1 + TILE_ELEMS;
   const int4 c = m.chunks[blockIdx.x];
   const int hv = blockIdx.y, h = hv / (m.HV / m.H), rows = c.y;
   const long long ldu = (long long)m.HV * VD, ldw = (long long)m.HV * KD;
@@ -392,59 +393,59 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
   Frag dA, X;
   dA.zero();
   for (int t = 0; t < VT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(x0, dv + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
     load_tile(x1, u + (long long)c.x * ldu + (long long)hv * VD + t * TILE, ldu, rows);
     load_tile(x2, v + (long long)c.x * ldv + (long long)hv * VD + t * TILE, ldv, rows);
-    __syncthreads();
+    tiles_sync();
     X.zero();
     mm<true, false>(X, Ts, x0);
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int r = 0; r < 4; ++r) db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[acc_row(r) * LD + acc_col(n, r)]), db[r >> 1]);
-    __syncthreads();
+      for (int r = 0; r < 4; ++r) db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[tile_at(acc_row(r), acc_col(n, r))]), db[r >> 1]);
+    tiles_sync();
     frag_to_tile(x0, X);
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) X.v[n][r] *= B[acc_row(r)];
     frag_to_tile(x2, X);
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(dA, x0, x1);
     store_tile(dvout + (long long)c.x * lddv + (long long)hv * VD + t * TILE, lddv, x2, rows);
   }
   Frag kk;
   kk.zero();
   for (int t = 0; t < KT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(x0, dw + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
     load_tile(x1, w + (long long)c.x * ldw + (long long)hv * KD + t * TILE, ldw, rows);
     load_tile(x2, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
-    __syncthreads();
+    tiles_sync();
     X.zero();
     mm<true, false>(X, Ts, x0);
     mm<false, true>(kk, x2, x2);
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         int i = acc_row(r), j = acc_col(n, r);
-        float e = exp2_fast(G[i]), xk = X.v[n][r] * to_f32(x2[i * LD + j]) * e;
+        float e = exp2_fast(G[i]), xk = X.v[n][r] * to_f32(x2[tile_at(i, j)]) * e;
         db[r >> 1] += xk;
         dg[r >> 1] = fmaf(B[i], xk, dg[r >> 1]);
         if (i < rows) dk[(long long)(c.x + i) * ldw + (long long)hv * KD + t * TILE + j] += B[i] * e * X.v[n][r];
       }
-    __syncthreads();
+    tiles_sync();
     frag_to_tile(x0, X);
-    __syncthreads();
+    tiles_sync();
     mm<false, true>(dA, x0, x1);
   }
   // F = -beta_i exp(G_i - G_j) dA, strictly lower.
   float rs[2] = {0.f, 0.f};
-  __syncthreads();
+  tiles_sync();
 #pragma unroll
-  for (int n = 0; n < NT; ++n)
+  for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       int i = acc_row(r), j = acc_col(n, r);
@@ -460,7 +461,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
     float b = row_sum4(db[s] + rs[s]), g = row_sum4(fmaf(B[i], rs[s], dg[s]));
     if ((threadIdx.x & 3) == 0) { rb[i] = b; rg[i] = g; }
   }
-  __syncthreads();
+  tiles_sync();
   if (threadIdx.x < rows) {
     float s = 0.f;
     for (int i = 0; i < TILE; ++i) s += Ff[i * 65 + threadIdx.x];
@@ -469,14 +470,14 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
     dG[at] += rg[threadIdx.x] - s;
   }
   for (int t = 0; t < KT; ++t) {
-    __syncthreads();
+    tiles_sync();
     load_tile(x2, k + (long long)c.x * ldk + (long long)h * KD + t * TILE, ldk, rows);
-    __syncthreads();
+    tiles_sync();
     X.zero();
     mm<false, false>(X, x0, x2);
     mm<true, false>(X, x0, x2);
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int r = 0; r < 4; ++r)
         if (acc_row(r) < rows) dk[(long long)(c.x + acc_row(r)) * ldw + (long long)hv * KD + t * TILE + acc_col(n, r)] += X.v[n][r];

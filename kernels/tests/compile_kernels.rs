@@ -6,7 +6,7 @@
 
 use ceteris_kernels::cuda::{Source, Unit, compile, nvrtc_present};
 
-/// None of the kernels uses an instruction of one generation only.
+/// Where a kernel uses Hopper's own instructions (wgmma, clusters), it has another form for the other targets.
 const TARGETS: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 /// Most bytes a kernel may spill before the test fails: a spill is a slow kernel that nobody noticed.
 const SPILL_LIMIT: u64 = 256;

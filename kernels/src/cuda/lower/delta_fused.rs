@@ -5,17 +5,18 @@ use super::super::call::{Address, Arg};
 use super::super::error::CudaError;
 use super::super::source::Source;
 use super::Lowering;
-use super::delta_rule::Chunked;
+use super::delta_rule::{Chunked, THREADS};
 use crate::ops::DeltaRuleBackward;
-
-/// Threads of a block whose tiles are spread over eight warps.
-const THREADS: u32 = 256;
 
 impl Lowering<'_> {
     /// Stages of the fused recurrences (2 where shared memory has room, else 1) and their shared memory; `None` where the
     /// tiles of one chunk do not fit at all and the separate kernels run.
     pub(super) fn fused(&self, c: &Chunked) -> Option<(usize, u64)> {
-        let bytes = |stages: u64| 512 + (c.key_tiles + 3 + stages * (3 * c.key_tiles + 1)) * c.tile;
+        let bytes = |stages: u64| {
+            // As `STATES` in delta_fused.cu.
+            let states = if stages == 2 && c.key_tiles == 1 { 2 } else { 1 };
+            c.shared(states * c.key_tiles + 3 + stages * (3 * c.key_tiles + 1), 2 * 64)
+        };
         [2u64, 1]
             .iter()
             .find(|&&s| bytes(s) <= u64::from(super::MAX_SHARED))
@@ -116,8 +117,7 @@ impl Lowering<'_> {
     }
 
     fn local_shared(c: &Chunked) -> u64 {
-        let floats = 2 * 64 + 4 * 64 + 4 * 64 + u64::from(THREADS);
-        4 * floats + 12 * c.tile
+        c.shared(13, 4 * 64 + 4 * 64 + 4)
     }
 
     /// All chunk-local gradients in one kernel, for key and value heads of 64.

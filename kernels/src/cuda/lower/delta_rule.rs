@@ -7,7 +7,7 @@ use super::{Lowering, refuse};
 use crate::ops::{CHUNK, DeltaRule, DeltaRuleBackward, DeltaRuleShape};
 use crate::plan::{BufferId, Columns};
 
-/// Threads of a block whose tiles are spread over four warps.
+/// Threads of a block: the four warps of a warpgroup.
 pub(super) const THREADS: u32 = 128;
 pub(super) const TILE: u64 = 64;
 
@@ -35,7 +35,14 @@ pub(super) struct Chunked {
     pub(super) value_tiles: u64,
     pub(super) heads: u64,
     /// Bytes of a tile in shared memory.
-    pub(super) tile: u64,
+    tile: u64,
+}
+
+impl Chunked {
+    /// Shared memory of a block with this many tiles, which begin at a multiple of 1024 bytes, and floats.
+    pub(super) fn shared(&self, tiles: u64, floats: u64) -> u64 {
+        1024 + tiles * self.tile + 4 * floats
+    }
 }
 
 impl Lowering<'_> {
@@ -77,7 +84,7 @@ impl Lowering<'_> {
             key_tiles: shape.key_dim as u64 / TILE,
             value_tiles: shape.value_dim as u64 / TILE,
             heads,
-            tile: TILE * if elem == 2 { 72 * 2 } else { 65 * 4 },
+            tile: TILE * if elem == 2 { 64 * 2 } else { 65 * 4 },
         })
     }
 
@@ -99,13 +106,13 @@ impl Lowering<'_> {
     /// Cumulative decays, T (where wanted), W and U.
     fn chunk_local(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
         self.cumulative_decays(c)?;
-        self.through_t(c, "delta_wy", 4 * 3 * 64 + 6 * c.tile, t)
+        self.through_t(c, "delta_wy", c.shared(6, 3 * 64 + 64 * 24 / 2), t)
     }
 
     /// Cumulative decays, W and U from a T that the forward pass kept.
     fn chunk_local_again(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
         self.cumulative_decays(c)?;
-        self.through_t(c, "delta_wu", 4 * 3 * 64 + 4 * c.tile, t)
+        self.through_t(c, "delta_wu", c.shared(4, 3 * 64), t)
     }
 
     fn cumulative_decays(&mut self, c: &Chunked) -> Result<(), CudaError> {

@@ -29,7 +29,7 @@ impl Lowering<'_> {
             Arg::At(vn),
             Arg::At(last),
         ];
-        let shared = 4 * 64 + (3 * c.key_tiles + 1) * c.tile;
+        let shared = c.shared(3 * c.key_tiles + 1, 64);
         self.delta(
             c,
             Source::DeltaRule,
@@ -70,7 +70,7 @@ impl Lowering<'_> {
             Arg::F32(o.scale as f32),
             Arg::At(out),
         ];
-        let shared = 4 * 64 + 3 * c.tile;
+        let shared = c.shared(3, 64);
         self.delta(
             c,
             Source::DeltaRule,
@@ -89,7 +89,7 @@ impl Lowering<'_> {
         dv: Address,
         dh: Address,
     ) -> Result<(), CudaError> {
-        let (dout, scale, small) = (self.at(o.dout), Arg::F32(o.scale as f32), 4 * 64);
+        let (dout, scale) = (self.at(o.dout), Arg::F32(o.scale as f32));
         let args = vec![
             c.meta,
             c.q[0],
@@ -106,7 +106,7 @@ impl Lowering<'_> {
             Source::DeltaRule,
             "delta_dv_local",
             (c.chunks, c.value_tiles, c.heads),
-            small + 2 * c.tile,
+            c.shared(2, 64),
             args,
         )?;
         let args = vec![
@@ -124,7 +124,7 @@ impl Lowering<'_> {
             Arg::At(dh),
             Arg::At(self.maybe(o.dinitial_state)),
         ];
-        let shared = 2 * small + (2 * c.key_tiles + 2) * c.tile;
+        let shared = c.shared(2 * c.key_tiles + 2, 2 * 64);
         self.delta(
             c,
             Source::DeltaRule,
@@ -145,7 +145,7 @@ impl Lowering<'_> {
         dh: Address,
         dgc: Address,
     ) -> Result<(), CudaError> {
-        let (kd, small, scale) = (c.shape.key_dim as u64, 4 * 64, Arg::F32(o.scale as f32));
+        let (kd, scale) = (c.shape.key_dim as u64, Arg::F32(o.scale as f32));
         let (states, vn, dout) = (self.at(o.chunk_states), self.at(o.u), self.at(o.dout));
         let dw = self.temporary(c.rows * c.heads * kd * self.elem());
         let dq = self.temporary(c.rows * c.heads * kd * 4);
@@ -174,7 +174,7 @@ impl Lowering<'_> {
             Source::DeltaRule,
             "delta_dqkw",
             (c.chunks, c.key_tiles, c.heads),
-            4 * small + 5 * c.tile,
+            c.shared(5, 4 * 64),
             args,
         )?;
         let (dv_out, lddv) = self.columns(o.dv);
@@ -197,7 +197,7 @@ impl Lowering<'_> {
             Arg::At(self.at(o.dbeta)),
             Arg::At(dgc),
         ];
-        let shared = 4 * small + 4 * 64 * 65 + 4 * c.tile;
+        let shared = c.shared(4, 4 * 64 + 64 * 65);
         self.delta(
             c,
             Source::DeltaRule,
