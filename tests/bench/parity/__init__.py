@@ -1,0 +1,1 @@
+"""Parts of parity_fla.py, which says what they are for."""
