@@ -69,13 +69,26 @@ chunk_cumsum_backward(Meta m, const float* __restrict__ dG, long long total_rows
 __device__ __forceinline__ void scale_columns(elem* Tw, elem* Tu, const elem* T, const float* S, const float* B) {
   for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
     const int r = i >> 3, c = (i & 7) * 8;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const int e = tile_at(r, c + j);
-      const float2 t = load2(T + e);
-      store2(Tw + e, t.x * S[c + j], t.y * S[c + j + 1]);
-      store2(Tu + e, t.x * B[c + j], t.y * B[c + j + 1]);
+#ifdef ELEM_F32
+    for (int j = 0; j < 8; ++j) {
+      const float t = T[tile_at(r, c + j)];
+      Tw[tile_at(r, c + j)] = t * S[c + j];
+      Tu[tile_at(r, c + j)] = t * B[c + j];
     }
+#else
+    const int e = tile_at(r, c);
+    const uint4 x = *reinterpret_cast<const uint4*>(T + e);
+    const unsigned in[4] = {x.x, x.y, x.z, x.w};
+    unsigned w[4], u[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 t = unpack_bf16(in[j]), s = *reinterpret_cast<const float2*>(S + c + 2 * j), b = *reinterpret_cast<const float2*>(B + c + 2 * j);
+      w[j] = pack_bf16(t.x * s.x, t.y * s.y);
+      u[j] = pack_bf16(t.x * b.x, t.y * b.y);
+    }
+    *reinterpret_cast<uint4*>(Tw + e) = make_uint4(w[0], w[1], w[2], w[3]);
+    *reinterpret_cast<uint4*>(Tu + e) = make_uint4(u[0], u[1], u[2], u[3]);
+#endif
   }
 }
 
