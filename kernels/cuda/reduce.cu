@@ -81,10 +81,42 @@ norm_of_partials(const double* __restrict__ part, int parts, double max_norm, do
   }
 }
 
+// Zeros in every tensor of a list, `n` words of 4 bytes each: one launch where there would be a hundred.
 extern "C" __global__ void __launch_bounds__(256)
-add_into(const float* __restrict__ source, float* target, long long n) {
-  const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
-  if (i < n) target[i] += source[i];
+clear_words(const __grid_constant__ Tensors t, long long per_block) {
+  int i = 0;
+#pragma unroll
+  for (int step = TENSORS / 2; step > 0; step >>= 1)
+    if ((long long)blockIdx.x >= t.first[i + step]) i += step;
+  float* to = const_cast<float*>(t.at[i]);
+  const long long n = t.n[i], first = (blockIdx.x - t.first[i]) * per_block, last = first + per_block < n ? first + per_block : n;
+  long long j = first + threadIdx.x * 4;
+#pragma unroll 4
+  for (; j + 3 < last; j += 1024) *reinterpret_cast<float4*>(to + j) = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (; j < last; ++j) to[j] = 0.f;
+}
+
+// target += source. A block takes 2048 values, a thread four and the four 1024 further on where both lie at multiples of 16
+// bytes.
+extern "C" __global__ void __launch_bounds__(256)
+add_into(const float* __restrict__ source, float* __restrict__ target, long long n) {
+  const long long first = (long long)blockIdx.x * 2048;
+  const bool wide = ((reinterpret_cast<unsigned long long>(source) | reinterpret_cast<unsigned long long>(target)) & 15) == 0;
+  if (wide && first + 2048 <= n) {
+    float4 a[2], b[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const long long i = first + h * 1024 + threadIdx.x * 4;
+      a[h] = *reinterpret_cast<const float4*>(source + i);
+      b[h] = *reinterpret_cast<const float4*>(target + i);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      *reinterpret_cast<float4*>(target + first + h * 1024 + threadIdx.x * 4) =
+          make_float4(b[h].x + a[h].x, b[h].y + a[h].y, b[h].z + a[h].z, b[h].w + a[h].w);
+  } else {
+    for (long long i = first + threadIdx.x; i < n && i < first + 2048; i += 256) target[i] += source[i];
+  }
 }
 
 // bf16 copy of fp32 weights.

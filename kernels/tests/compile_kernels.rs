@@ -37,6 +37,8 @@ fn units() -> Vec<(Unit, bool)> {
         (unit(Source::Norm, &["D=2048"]), false),
         (unit(Source::Conv, &["KD=256", "W=4"]), false),
         (unit(Source::Conv, &["KD=64", "W=1", "NO_WEIGHT=1"]), false),
+        (unit(Source::Conv, &["KD=8", "W=3"]), false),
+        (unit(Source::Conv, &["KD=128", "W=8"]), false),
         (unit(Source::GatedNorm, &["VD=512"]), false),
         (unit(Source::DeltaChunk, &["KD=128", "VD=256"]), false),
         (unit(Source::DeltaFused, &["KD=128", "VD=128", "STAGES=1"]), false),

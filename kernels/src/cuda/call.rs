@@ -253,10 +253,44 @@ impl Modules {
         }
     }
 
-    /// Whether blocks can share their shared memory: compute capability 9.0 and later. Where units are only listed, yes:
-    /// the unit is the same.
+    /// Whether blocks can share their shared memory and a block may have [`MAX_SHARED`] of it: compute capability 9.0 and
+    /// 10.x; 12.x has the first only. Where units are only listed, yes: the unit is the same.
     pub(super) fn has_clusters(&self) -> bool {
-        self.arch.as_deref().is_none_or(|a| !a.starts_with("sm_8"))
+        self.arch
+            .as_deref()
+            .is_none_or(|a| a.starts_with("sm_9") || a.starts_with("sm_10"))
+    }
+
+    /// How many clusters of `size` blocks (the kernel's own cluster size) the device runs at once, at least 1. Where units
+    /// are only listed, 1.
+    pub(super) fn resident_clusters(
+        &self,
+        kernel: Kernel,
+        size: u32,
+        threads: u32,
+        shared: u32,
+    ) -> Result<u64, CudaError> {
+        if self.arch.is_none() {
+            return Ok(1);
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: size,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: std::ptr::null_mut(),
+            attrs: std::ptr::null_mut(),
+            numAttrs: 0,
+        };
+        let mut clusters = 0;
+        // SAFETY: a function of a loaded module, a complete launch configuration without attributes, a valid out-pointer.
+        unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, kernel.function, &config) }
+            .result()
+            .doing(|| format!("asking how many clusters of {} run at once", kernel.name))?;
+        Ok(u64::try_from(clusters).unwrap_or(0).max(1))
     }
 
     /// Every unit that a kernel was asked of.

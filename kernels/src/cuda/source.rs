@@ -86,6 +86,7 @@ impl Source {
                     "sum_partials",
                     "square_sums",
                     "norm_of_partials",
+                    "clear_words",
                     "add_into",
                     "copy_bf16",
                     "fill_random",

@@ -94,7 +94,7 @@ impl Lowering<'_> {
     pub(super) fn add(&mut self, source: Address, target: Address, n: u64) -> Result<(), CudaError> {
         let kernel = self.kernel(Source::Reduce, &[], "add_into", 0)?;
         let args = vec![Arg::At(source), Arg::At(target), Arg::I64(n as i64)];
-        self.launch(kernel, (n.div_ceil(256), 1, 1), 256, 0, args);
+        self.launch(kernel, (n.div_ceil(2048), 1, 1), 256, 0, args);
         Ok(())
     }
 }

@@ -7,10 +7,14 @@ use super::{Lowering, refuse};
 use crate::ops::{Gates, GatesBackward, ShortConv, ShortConvBackward};
 use crate::plan::BufferId;
 
-/// Rows a thread slides over in the forward pass.
-const RUN: u64 = 128;
-/// Rows a thread slides over in the backward pass; a block's weight gradient is the sum over them.
-const RUN_BACKWARD: u64 = 128;
+/// Channels of a block of the convolution's kernels, and of a thread of the forward one.
+const BLOCK: u64 = 512;
+const FORWARD: u64 = 8;
+/// Blocks that a large GPU has at once: ten and five on each of its 132 multiprocessors, less a few; others would have to
+/// wait for them to end. A number of the code, not of the device: a weight's gradient is summed block by block, and its
+/// bits must not depend on where it is computed.
+const FORWARD_BLOCKS: u64 = 1312;
+const BACKWARD_BLOCKS: u64 = 656;
 /// Rows whose gate gradients one block sums.
 const GATE_RUN: u64 = 512;
 
@@ -43,6 +47,7 @@ impl Lowering<'_> {
         let sizes = self.conv_sizes(o.weight, channels, o.head_dim, o.silu)?;
         let kernel = self.kernel(Source::Conv, &sizes, "short_conv", 0)?;
         let (x, ld) = self.columns(o.x);
+        let run = rows_of_a_run(rows, channels as u64, FORWARD_BLOCKS);
         let args = vec![
             Arg::At(x),
             ld,
@@ -52,12 +57,12 @@ impl Lowering<'_> {
             Arg::I32(rows as i32),
             Arg::I32(channels as i32),
             Arg::I32((o.norm_heads * o.head_dim) as i32),
-            Arg::I32(RUN as i32),
+            Arg::I32(run as i32),
         ];
         self.launch(
             kernel,
-            (rows.div_ceil(RUN), (channels as u64).div_ceil(1024), 1),
-            threads(o.head_dim),
+            (rows.div_ceil(run), (channels as u64).div_ceil(BLOCK), 1),
+            (BLOCK / FORWARD) as u32,
             0,
             args,
         );
@@ -68,7 +73,8 @@ impl Lowering<'_> {
         let (rows, channels) = (self.rows() as u64, o.x.width);
         let sizes = self.conv_sizes(o.weight, channels, o.head_dim, o.silu)?;
         let taps = o.weight.map_or(1, |w| self.plan.buffer(w).width()) as u64;
-        let blocks = rows.div_ceil(RUN_BACKWARD);
+        let run = rows_of_a_run(rows, channels as u64, BACKWARD_BLOCKS);
+        let blocks = rows.div_ceil(run);
         let part = self.temporary(blocks * channels as u64 * taps * 4);
         let kernel = self.kernel(Source::Conv, &sizes, "short_conv_backward", 0)?;
         let ((x, ld), (dx, ldd)) = (self.columns(o.x), self.columns(o.dx));
@@ -84,12 +90,12 @@ impl Lowering<'_> {
             Arg::I32(rows as i32),
             Arg::I32(channels as i32),
             Arg::I32((o.norm_heads * o.head_dim) as i32),
-            Arg::I32(RUN_BACKWARD as i32),
+            Arg::I32(run as i32),
         ];
         self.launch(
             kernel,
-            (blocks, (channels as u64).div_ceil(1024), 1),
-            threads(o.head_dim),
+            (blocks, (channels as u64).div_ceil(BLOCK), 1),
+            (BLOCK / backward(o.head_dim)) as u32,
             0,
             args,
         );
@@ -166,7 +172,16 @@ impl Lowering<'_> {
     }
 }
 
-/// Threads of a block of `conv.cu`, which covers 1024 channels.
-fn threads(head_dim: usize) -> u32 {
-    if head_dim >= 256 { 128 } else { 256 }
+/// Channels of a thread of the backward kernel.
+fn backward(head_dim: usize) -> u64 {
+    if head_dim >= 256 { 8 } else { 4 }
+}
+
+/// Rows a thread slides over: about `blocks` blocks in all, runs neither so short that the rows before and after them weigh
+/// much, nor so long that a few are left to the end.
+fn rows_of_a_run(rows: u64, channels: u64, blocks: u64) -> u64 {
+    (rows * channels.div_ceil(BLOCK))
+        .div_ceil(blocks)
+        .next_multiple_of(4)
+        .clamp(32, 256)
 }

@@ -9,8 +9,12 @@ use crate::ops::LinearCrossEntropy;
 
 /// Blocks that hold a row of logits together.
 const CLUSTER: u64 = 4;
-/// Most shared memory of such a block: three fit on a multiprocessor.
-const CLUSTER_SHARED: u64 = 72 * 1024;
+/// Rows of which such a block holds its part at a time.
+const SLOTS: u64 = 3;
+/// Most bytes of one row in such a block: [`SLOTS`] of them and what else the kernel keeps fit in a block's shared memory.
+const CLUSTER_SLICE: u64 = 75 * 1024;
+/// Threads of a block without clusters, and of one of a cluster: a warp more, which fetches rows and adds sums.
+const THREADS: (u32, u32) = (512, 544);
 
 impl Lowering<'_> {
     pub(super) fn linear_cross_entropy(&mut self, o: &LinearCrossEntropy) -> Result<(), CudaError> {
@@ -30,14 +34,20 @@ impl Lowering<'_> {
             at: self.at(o.logits),
             ld: vocab,
         };
-        // A quarter of a row in the shared memory of each of four blocks, three of them on a multiprocessor.
+        // A quarter of a row in the shared memory of each of four blocks, and as many clusters as run at once: each
+        // stays for its share of the rows. Their number is for speed only.
         let slice = vocab.div_ceil(8 * CLUSTER) * 8;
-        let shared = slice * elem;
-        let clusters = self.modules.has_clusters() && elem == 2 && shared <= CLUSTER_SHARED;
-        let kernel = if clusters {
-            self.kernel(Source::CrossEntropy, &[], "cross_entropy_cluster", shared)?
+        let clustered = self.modules.has_clusters() && elem == 2 && slice * elem <= CLUSTER_SLICE;
+        let (kernel, threads, shared, clusters) = if clustered {
+            let shared = SLOTS * slice * elem;
+            let kernel = self.kernel(Source::CrossEntropy, &[], "cross_entropy_cluster", shared)?;
+            let clusters =
+                self.modules
+                    .resident_clusters(kernel, CLUSTER as u32, THREADS.1, shared as u32)?;
+            (kernel, THREADS.1, shared, Some(clusters))
         } else {
-            self.kernel(Source::CrossEntropy, &[], "cross_entropy", 0)?
+            let kernel = self.kernel(Source::CrossEntropy, &[], "cross_entropy", 0)?;
+            (kernel, THREADS.0, 0, None)
         };
         let mut first = 0;
         while first < rows {
@@ -56,9 +66,12 @@ impl Lowering<'_> {
                 Arg::At(logits.at),
                 Arg::I64(vocab as i64),
                 Arg::At(self.at(o.labels).plus(first * 4)),
-                Arg::I32(vocab as i32),
             ];
-            if clusters {
+            if clustered {
+                args.push(Arg::I32(n as i32));
+            }
+            args.push(Arg::I32(vocab as i32));
+            if clustered {
                 args.push(Arg::I32(slice as i32));
             }
             let scale = o.gradients.as_ref().map(|g| self.at(g.grad_scale));
@@ -66,8 +79,8 @@ impl Lowering<'_> {
                 Arg::At(scale.unwrap_or(Address::NULL)),
                 Arg::At(self.at(o.nll).plus(first * 4)),
             ]);
-            let (blocks, shared) = if clusters { (n * CLUSTER, shared) } else { (n, 0) };
-            self.launch(kernel, (blocks, 1, 1), 512, shared, args);
+            let blocks = clusters.map_or(n, |c| n.min(c) * CLUSTER);
+            self.launch(kernel, (blocks, 1, 1), threads, shared, args);
             if let Some(g) = &o.gradients {
                 let dx = Block {
                     at: self.at(g.dx).plus(first * k * elem),

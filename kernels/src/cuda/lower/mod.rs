@@ -104,16 +104,7 @@ impl<'a> Lowering<'a> {
         self.used = 0;
         operands::check(self.plan, self.precision, op)?;
         match op {
-            Op::Zero(o) => {
-                for &id in &o.buffers {
-                    let bytes = self.plan.buffer(id).len() as u64 * self.element(id);
-                    self.calls.push(Call::Clear {
-                        at: self.at(id),
-                        bytes,
-                    });
-                }
-                Ok(())
-            }
+            Op::Zero(o) => self.zero(o),
             Op::AddInto(o) => self.add_into(o),
             Op::Embedding(o) => self.embedding(o),
             Op::EmbeddingBackward(o) => self.embedding_backward(o),

@@ -1,14 +1,16 @@
-//! Global norm and AdamW: few launches over lists of tensors, which travel as kernel arguments.
+//! Clearing, global norm and AdamW: few launches over lists of tensors, which travel as kernel arguments.
 
 use super::super::call::{Address, Arg, Call, Launch};
 use super::super::error::CudaError;
 use super::super::source::Source;
 use super::{Lowering, refuse};
-use crate::ops::{AdamW, GlobalNorm};
+use crate::ops::{AdamW, GlobalNorm, Zero};
 
 /// Gradient elements one block squares and sums.
 const NORM_BLOCK: u64 = 1 << 15;
-/// Tensors of one launch of the norm, as in `reduce.cu`.
+/// Words one block clears.
+const CLEAR_BLOCK: u64 = 1 << 14;
+/// Tensors of one launch of the norm and of clearing, as in `reduce.cu`.
 const TENSORS: usize = 64;
 /// Elements one block updates.
 const UPDATE_BLOCK: u64 = 2048;
@@ -39,6 +41,34 @@ impl Lowering<'_> {
     /// A device address that is known now: persistent buffers and weights' copies are.
     fn word(&self, at: Address) -> u64 {
         at.resolve(0)
+    }
+
+    pub(super) fn zero(&mut self, o: &Zero) -> Result<(), CudaError> {
+        let entries: Vec<Entry<2>> = o
+            .buffers
+            .iter()
+            .map(|&id| {
+                let words = self.plan.buffer(id).len() as u64 * self.element(id) / 4;
+                Entry {
+                    words: [self.word(self.at(id)), words],
+                    blocks: words.div_ceil(CLEAR_BLOCK),
+                }
+            })
+            .filter(|e| e.blocks > 0)
+            .collect();
+        let kernel = self.kernel(Source::Reduce, &[], "clear_words", 0)?;
+        for list in entries.chunks(TENSORS) {
+            let blocks: u64 = list.iter().map(|e| e.blocks).sum();
+            self.calls.push(Call::Launch(Launch {
+                kernel,
+                grid: (blocks as u32, 1, 1),
+                threads: 256,
+                shared: 0,
+                table: table(list, TENSORS),
+                args: vec![Arg::I64(CLEAR_BLOCK as i64)],
+            }));
+        }
+        Ok(())
     }
 
     pub(super) fn global_norm(&mut self, o: &GlobalNorm) -> Result<(), CudaError> {
