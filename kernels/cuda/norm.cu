@@ -50,7 +50,7 @@ add_rms_norm(const resid* x, const elem* branch, const float* __restrict__ w, re
 
 // dx = dxin + rstd (w dy - xhat mean(w dy xhat));  dbranch = dx as elem;  dw partial sums per block of rows.
 // dxin may be null (0).
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, D <= 1024 ? 2 : 1)
 rms_norm_backward(const elem* __restrict__ dy, const resid* __restrict__ x, const float* __restrict__ rstd, const float* __restrict__ w, const resid* dxin,
                   resid* dx, elem* __restrict__ dbranch, float* __restrict__ dw_part, int rows, int rows_per_block) {
   // One slab of 256 columns at a time: room that does not grow with D.

@@ -1,7 +1,7 @@
 // Block-level 64 x 64 tile products, the unit every chunk kernel is made of.
 //
-// A block has 128 threads (4 warps, one warpgroup). Warp w owns rows 16 w .. 16 w + 15 of an accumulator tile. A thread
-// holds acc[8][4]: element (n, r) is row `acc_row(r)`, column `acc_col(n, r)`. With `elem` = bf16 products go through the
+// A warpgroup of 128 threads (4 warps) makes a product; warp w of it owns rows 16 w .. 16 w + 15 of an accumulator tile. A
+// block is one warpgroup, or as many as GROUPS says. A thread holds acc[8][4]: element (n, r) is row `acc_row(r)`, column `acc_col(n, r)`. With `elem` = bf16 products go through the
 // tensor cores with fp32 accumulation: on sm_90a as wgmma, which reads its operands from shared memory by itself (a
 // tile's traffic there, not arithmetic, is what bounds the chunk kernels), elsewhere as mma.sync. With ELEM_F32 defined
 // the same fragment is filled by fp32 multiply-adds in a fixed order, so one kernel source serves both precisions.
@@ -12,7 +12,10 @@
 #include "common.cuh"
 
 constexpr int TILE = 64;
-constexpr int THREADS = 128;
+#ifndef GROUPS
+#define GROUPS 1
+#endif
+constexpr int THREADS = 128 * GROUPS;
 #ifdef ELEM_F32
 constexpr int TILE_ELEMS = TILE * 65;
 __device__ __forceinline__ int tile_at(int r, int c) { return r * 65 + c; }
@@ -37,6 +40,16 @@ __device__ __forceinline__ void tiles_sync() {
   __syncthreads();
 }
 
+// Barrier of a warpgroup.
+__device__ __forceinline__ void group_sync() {
+#if GROUPS == 1
+  __syncthreads();
+#else
+  if (threadIdx.x < 128) asm volatile("bar.sync 1, 128;" ::: "memory");
+  else asm volatile("bar.sync 2, 128;" ::: "memory");
+#endif
+}
+
 struct Frag {
   float v[8][4];
   __device__ __forceinline__ void zero() {
@@ -47,7 +60,8 @@ struct Frag {
   }
 };
 
-__device__ __forceinline__ int acc_row(int r) { return (threadIdx.x >> 5) * 16 + ((threadIdx.x & 31) >> 2) + ((r >> 1) << 3); }
+__device__ __forceinline__ int group_warp() { return (threadIdx.x >> 5) & 3; }
+__device__ __forceinline__ int acc_row(int r) { return group_warp() * 16 + ((threadIdx.x & 31) >> 2) + ((r >> 1) << 3); }
 __device__ __forceinline__ int acc_col(int n, int r) { return n * 8 + ((threadIdx.x & 3) << 1) + (r & 1); }
 
 #ifndef ELEM_F32
@@ -139,7 +153,7 @@ __device__ __forceinline__ void mm(Frag& acc, const elem* A, const elem* B) {
   mm_start<TA, TB>(acc, A, B);
   mm_wait<0>(acc);
 #else
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31, warp = group_warp();
   const int r8 = lane & 7, q = lane >> 3;
 #pragma unroll 2
   for (int k0 = 0; k0 < TILE; k0 += 16) {
@@ -167,13 +181,13 @@ __device__ __forceinline__ void frag_to_tile(elem* dst, const Frag& f) {
 }
 
 // acc += X op(B) with X an accumulator, rounded to `elem`. Only in fp32 it passes through `scratch`, a tile that no product
-// of another warp reads but one already begun here; all warps of the block call this together.
+// of another warp reads but one already begun here; all warps of the group call this together.
 template <bool TB>
 __device__ __forceinline__ void mm_of(Frag& acc, const Frag& X, const elem* B, elem* scratch) {
 #if defined(ELEM_F32)
-  __syncthreads();
+  group_sync();
   frag_to_tile(scratch, X);
-  __syncthreads();
+  group_sync();
   mm<false, TB>(acc, scratch, B);
 #elif defined(WGMMA)
   unsigned a[4][4];
@@ -255,7 +269,7 @@ __device__ __forceinline__ void async_wait() { asm volatile("cp.async.wait_group
 // warp wrote them itself.
 template <bool NEGATED = false>
 __device__ __forceinline__ void store_own_rows(elem* dst, long long stride, const elem* src, int rows) {
-  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16;
+  const int lane = threadIdx.x & 31, first = group_warp() * 16;
   __syncwarp();
 #ifdef ELEM_F32
   for (int i = lane; i < 16 * TILE; i += 32) {

@@ -12,11 +12,7 @@ impl Lowering<'_> {
     /// Stages of the fused recurrences (2 where shared memory has room, else 1) and their shared memory; `None` where the
     /// tiles of one chunk do not fit at all and the separate kernels run.
     pub(super) fn fused(&self, c: &Chunked) -> Option<(usize, u64)> {
-        let bytes = |stages: u64| {
-            // As `STATES` in delta_fused.cu.
-            let states = if stages == 2 && c.key_tiles == 1 { 2 } else { 1 };
-            c.shared(states * c.key_tiles + 3 + stages * (3 * c.key_tiles + 1), 2 * 64)
-        };
+        let bytes = |stages: u64| c.shared(c.key_tiles + 3 + stages * (3 * c.key_tiles + 1), 2 * 64);
         [2u64, 1]
             .iter()
             .find(|&&s| bytes(s) <= u64::from(super::MAX_SHARED))
@@ -63,7 +59,7 @@ impl Lowering<'_> {
         self.launch(
             kernel,
             (c.value_tiles, c.heads, c.documents),
-            THREADS,
+            2 * THREADS,
             shared,
             args,
         );
@@ -104,7 +100,7 @@ impl Lowering<'_> {
         self.launch(
             kernel,
             (c.value_tiles, c.heads, c.documents),
-            THREADS,
+            2 * THREADS,
             shared,
             args,
         );
