@@ -174,7 +174,7 @@ impl Lowering<'_> {
         let bytes = |stages: u64| 512 + (c.key_tiles + 3 + stages * (3 * c.key_tiles + 1)) * c.tile;
         [2u64, 1]
             .iter()
-            .find(|&&s| bytes(s) <= u64::from(super::MAX_SHARED))
+            .find(|&&s| bytes(s) <= self.modules.shared_memory())
             .map(|&s| (s as usize, bytes(s)))
     }
 
