@@ -3,6 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
 
 mod common;
+#[path = "device_reports/heads.rs"]
+mod heads;
+#[path = "device_reports/products.rs"]
+mod products;
+#[path = "device_reports/repeated.rs"]
+mod repeated;
 
 use ceteris_kernels::backend::Executor;
 use ceteris_kernels::conformance::{

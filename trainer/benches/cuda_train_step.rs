@@ -61,14 +61,6 @@ fn precision() -> Precision {
     }
 }
 
-fn config() -> ModelConfig {
-    serde_json::from_value(json!({
-        "hidden_size": 1024, "num_hidden_layers": 12, "intermediate_size": 4096, "num_heads": 4, "num_v_heads": 8,
-        "head_dim": 64, "expand_v": 1.0, "tie_word_embeddings": true, "vocab_size": 128_256,
-    }))
-    .unwrap()
-}
-
 fn model(batch: usize) -> LanguageModel {
     let decay = |name: &str| {
         if name.contains("norm") || name.contains("bias") {
@@ -94,7 +86,7 @@ fn model(batch: usize) -> LanguageModel {
         },
         ..PlanOptions::new(Geometry::unpacked(batch, LENGTH))
     };
-    emit(&config(), &options).unwrap()
+    emit(&ModelConfig::gdn_300m(), &options).unwrap()
 }
 
 fn kernels(arch: &str) {
@@ -422,7 +414,7 @@ fn accuracy(tokens: &str, weights: &str, scale: f32) {
         logits_chunk_rows: Some(batch * length),
         ..PlanOptions::new(Geometry::unpacked(batch, length))
     };
-    let model = emit(&config(), &options).unwrap();
+    let model = emit(&ModelConfig::gdn_300m(), &options).unwrap();
     let all = read_tokens(tokens);
     let tokens: Vec<i32> = (0..batch)
         .flat_map(|row| &all[row * LENGTH..][..length])

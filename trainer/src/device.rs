@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use ceteris_kernels::backend::{ExecError, Executor, Memory};
 use ceteris_kernels::cpu::{self, Float};
-use ceteris_kernels::cuda::{self, AlgorithmRecord, CudaError, CudaExecutor, device_count};
+use ceteris_kernels::cuda::{self, AlgorithmRecord, CudaError, CudaExecutor, CudaOptions, device_count};
 use ceteris_kernels::plan::{Geometry, Plan, Role};
 use ceteris_kernels::recompute::Recompute;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,17 @@ pub enum DeviceError {
     /// Unknown name.
     #[error("'{0}' names no device; allowed: auto, cpu, cuda, cuda:N (N from 0)")]
     Name(String),
+    /// A list of devices.
+    #[error(
+        "{count} GPUs ('{text}') are not supported: a run computes on one device; allowed: auto, cpu, cuda, cuda:N (the ranks of \
+         batch.world_size are virtual: one device plays all of them)"
+    )]
+    Several {
+        /// Devices named.
+        count: usize,
+        /// What was given.
+        text: String,
+    },
     /// An arithmetic that the device does not have.
     #[error("precision {precision} does not run on {device}; allowed there: {allowed}")]
     Precision {
@@ -74,6 +85,13 @@ impl FromStr for DeviceSetting {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let count = text.split(',').count();
+        if count > 1 {
+            return Err(DeviceError::Several {
+                count,
+                text: text.to_owned(),
+            });
+        }
         let cuda = |n: &str| n.parse().ok().map(|n| DeviceSetting::Of(Target::Cuda(n)));
         match text {
             "auto" => Some(DeviceSetting::Auto),
@@ -138,6 +156,17 @@ pub enum RecomputeSetting {
     Block,
 }
 
+/// How an executor computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Compute {
+    /// Arithmetic.
+    pub arithmetic: Arithmetic,
+    /// Threads of the CPU; 0 means all cores.
+    pub threads: usize,
+    /// See `train.batch_invariant`.
+    pub batch_invariant: bool,
+}
+
 /// How a plan is emitted for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanChoices {
@@ -200,19 +229,32 @@ impl Target {
         }
     }
 
-    /// Makes an executor for a plan. `threads` 0 means all cores; `products` are the algorithms of an earlier process of
-    /// the run, if any.
+    /// What a user should know about forward results that are independent of the batch here.
+    pub fn batch_invariance(self) -> &'static str {
+        match self {
+            Target::Cpu => {
+                "batch_invariant: on the CPU the forward results of a row never depend on the batch around it; nothing changes"
+            }
+            Target::Cuda(_) => {
+                "batch_invariant: forward results of a row depend neither on the rows around it nor on their number (`trainer \
+                 profile` prints the cost; gradients still follow device_micro_batch_size); the same bits from a rollout, token \
+                 by token from recurrent states: not available"
+            }
+        }
+    }
+
+    /// Makes an executor for a plan. `products` are the algorithms of an earlier process of the run, if any.
     ///
     /// # Errors
     /// [`DeviceError`].
     pub fn executor(
         self,
         plan: Plan,
-        arithmetic: Arithmetic,
-        threads: usize,
+        compute: Compute,
         products: AlgorithmRecord,
     ) -> Result<OpenDevice, DeviceError> {
-        match (self, self.arithmetic(arithmetic)?) {
+        let threads = compute.threads;
+        match (self, self.arithmetic(compute.arithmetic)?) {
             (Target::Cpu, arithmetic) => {
                 let float = match arithmetic {
                     Arithmetic::F64 => Float::F64,
@@ -223,6 +265,7 @@ impl Target {
                     target: self,
                     name: format!("cpu, {arithmetic}"),
                     products: None,
+                    notes: Vec::new(),
                     memory: executor.memory(),
                     element_bytes: match float {
                         Float::F32 => |role| if role == Role::Scalar { 8 } else { 4 },
@@ -233,13 +276,21 @@ impl Target {
             }
             (Target::Cuda(ordinal), arithmetic) => {
                 let precision = precision_of(arithmetic);
+                let options = CudaOptions {
+                    precision,
+                    batch_invariant: compute.batch_invariant,
+                };
                 let device = cuda::Device::open(ordinal)?;
-                let name = format!("cuda:{ordinal} ({}), {arithmetic}", device.name());
-                let executor = CudaExecutor::new(plan, precision, device, products)?;
+                let mut name = format!("cuda:{ordinal} ({}), {arithmetic}", device.name());
+                if compute.batch_invariant {
+                    name.push_str(", batch_invariant");
+                }
+                let executor = CudaExecutor::new(plan, options, device, products)?;
                 Ok(OpenDevice {
                     target: self,
                     name,
                     products: Some(executor.algorithms().clone()),
+                    notes: executor.notes().to_vec(),
                     memory: executor.memory(),
                     element_bytes: match precision {
                         cuda::Precision::Amp => |role| cuda::Precision::Amp.bytes(role) as usize,
@@ -269,6 +320,8 @@ pub struct OpenDevice {
     pub name: String,
     /// Algorithms of the matrix products, which decide their bits; none on the CPU.
     pub products: Option<AlgorithmRecord>,
+    /// What a user should be told.
+    pub notes: Vec<String>,
     /// Bytes held.
     pub memory: Memory,
     /// Bytes of an element of a role.
@@ -309,6 +362,13 @@ mod tests {
         for bad in ["gpu", "cuda:", "cuda:-1", "CPU", ""] {
             let why = bad.parse::<DeviceSetting>().unwrap_err().to_string();
             assert!(why.contains("allowed: auto, cpu, cuda, cuda:N"), "{why}");
+        }
+        for (several, count) in [("cuda:0,cuda:1", "2 GPUs"), ("cuda:0,1,2,3", "4 GPUs")] {
+            let why = several.parse::<DeviceSetting>().unwrap_err().to_string();
+            assert!(
+                why.starts_with(count) && why.contains("allowed: auto, cpu"),
+                "{why}"
+            );
         }
     }
 

@@ -12,8 +12,8 @@ use super::error::{CudaError, Doing};
 use super::product::{Product, Products};
 use super::source::{Source, Unit};
 
-/// Most shared memory a block may use on the devices the kernels are written for.
-pub(super) const MAX_SHARED: u32 = 227 * 1024;
+/// Most shared memory a block may use on compute capability 9.0: what holds where units are only listed.
+const HOPPER_SHARED: u32 = 227 * 1024;
 
 /// A device address that may lie in the scratch block, whose place is known only when everything is lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +98,44 @@ pub(super) enum Call {
     Launch(Launch),
     Clear { at: Address, bytes: u64 },
     Product { index: usize, product: Product },
+    Copy(RowCopy),
+}
+
+/// `rows` rows of `width` bytes, from one place to another; a place is an address and the bytes from row to row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowCopy {
+    pub(super) from: (Address, u64),
+    pub(super) to: (Address, u64),
+    pub(super) width: u64,
+    pub(super) rows: u64,
+}
+
+impl RowCopy {
+    fn issue(&self, scratch: u64, stream: sys::CUstream) -> Result<(), CudaError> {
+        let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: device,
+            srcHost: std::ptr::null(),
+            srcDevice: self.from.0.resolve(scratch),
+            srcArray: std::ptr::null_mut(),
+            srcPitch: self.from.1 as usize,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: device,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: self.to.0.resolve(scratch),
+            dstArray: std::ptr::null_mut(),
+            dstPitch: self.to.1 as usize,
+            WidthInBytes: self.width as usize,
+            Height: self.rows as usize,
+        };
+        // SAFETY: both blocks of rows lie in blocks the executor keeps alive and do not overlap.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }
+            .result()
+            .doing(|| "copying rows".into())
+    }
 }
 
 /// The arguments of one launch laid out as the driver wants them: values in 8-byte cells, pointers to the cells.
@@ -180,6 +218,7 @@ impl Program {
             Call::Launch(l) => l.kernel.name,
             Call::Clear { .. } => "clear",
             Call::Product { .. } => "product",
+            Call::Copy(_) => "copy",
         }
     }
 
@@ -219,6 +258,7 @@ impl Program {
                 (Call::Product { index, product }, _) => {
                     products.issue(*index, product, self.scratch, stream)?;
                 }
+                (Call::Copy(copy), _) => copy.issue(self.scratch, stream)?,
                 (Call::Launch(_), None) => {}
             }
         }
@@ -231,6 +271,8 @@ impl Program {
 pub(super) struct Modules {
     /// None where units are only listed.
     arch: Option<String>,
+    /// Most shared memory a block may use.
+    shared: u32,
     loaded: BTreeMap<Unit, sys::CUmodule>,
 }
 
@@ -241,19 +283,27 @@ impl Modules {
     pub(super) fn new(device: &Device) -> Self {
         Modules {
             arch: Some(device.arch()),
+            shared: device.shared_memory(),
             loaded: BTreeMap::new(),
         }
     }
 
-    /// Compiles and loads nothing: [`units`](Self::units) then says what was asked for.
-    pub(super) fn listing() -> Self {
+    /// Compiles and loads nothing: [`units`](Self::units) then says what was asked for. With the sizes of `device`, else of
+    /// compute capability 9.0.
+    pub(super) fn listing(device: Option<&Device>) -> Self {
         Modules {
             arch: None,
+            shared: device.map_or(HOPPER_SHARED, Device::shared_memory),
             loaded: BTreeMap::new(),
         }
     }
 
-    /// Whether blocks can share their shared memory and a block may have [`MAX_SHARED`] of it: compute capability 9.0 and
+    /// Most shared memory a block may use, bytes.
+    pub(super) fn shared_memory(&self) -> u64 {
+        u64::from(self.shared)
+    }
+
+    /// Whether blocks can share their shared memory and a block may have 227 KiB of it: compute capability 9.0 and
     /// 10.x; 12.x has the first only. Where units are only listed, yes: the unit is the same.
     pub(super) fn has_clusters(&self) -> bool {
         self.arch

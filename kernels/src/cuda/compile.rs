@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::nvrtc::sys;
 use rayon::prelude::*;
@@ -20,6 +21,13 @@ pub struct Compiled {
     pub image: Vec<u8>,
     /// Registers, shared memory and spills per kernel, as ptxas prints them; empty from the cache.
     pub report: String,
+}
+
+static COMPILATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Units that this process compiled so far; what comes from the cache is not counted.
+pub fn compilations() -> u64 {
+    COMPILATIONS.load(Ordering::Relaxed)
 }
 
 /// Whether `libnvrtc` can be loaded.
@@ -49,6 +57,7 @@ pub fn compile(unit: &Unit, arch: &str) -> Result<Compiled, CudaError> {
     if !nvrtc_present() {
         return Err(CudaError::NoNvrtc);
     }
+    COMPILATIONS.fetch_add(1, Ordering::Relaxed);
     let failed = |log: String| CudaError::Compile {
         file: unit.source.file(),
         arch: arch.to_string(),

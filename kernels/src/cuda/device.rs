@@ -13,6 +13,7 @@ pub struct Device {
     stream: Arc<CudaStream>,
     name: String,
     capability: (i32, i32),
+    shared: u32,
 }
 
 impl Device {
@@ -39,12 +40,16 @@ impl Device {
                 minor: capability.1,
             });
         }
+        let shared = context
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+            .doing(|| "reading the size of the shared memory".into())?;
         let stream = context.new_stream().doing(|| "making a stream".into())?;
         Ok(Device {
             context,
             stream,
             name,
             capability,
+            shared: u32::try_from(shared).unwrap_or(0),
         })
     }
 
@@ -58,6 +63,11 @@ impl Device {
         let (major, minor) = self.capability;
         // The `a` targets unlock instructions of one generation only; a binary for them runs on no other.
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
+    }
+
+    /// Most shared memory a block may use, bytes.
+    pub(super) fn shared_memory(&self) -> u32 {
+        self.shared
     }
 
     /// Free bytes of device memory.
@@ -91,6 +101,7 @@ impl Device {
             stream: self.context.new_stream().doing(|| "making a stream".into())?,
             name: self.name.clone(),
             capability: self.capability,
+            shared: self.shared,
         })
     }
 

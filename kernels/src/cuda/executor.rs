@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 
+use super::batch_invariant::Probe;
 use super::call::{Modules, Program, fill_random};
 use super::compile::compile_all;
 use super::device::{Block, Device, Timer};
 use super::documents::{DocumentTables, rows_by_token};
 use super::error::{CudaError, Doing};
-use super::lower::{ALIGN, Lowering, Places};
+use super::listing::list;
+use super::lower::{Lowering, Places};
 use super::placement::{ids_bytes, layout, place, saved_solutions, solutions, tables};
 use super::product::{AlgorithmRecord, Products};
 use super::staging::{Plain, Staging, bytes_of};
-use super::{Precision, Source, Unit};
+use super::{CudaOptions, Precision, Source};
 use crate::backend::{ExecError, Executor, Memory, OpTime};
 use crate::plan::{BufferId, Plan, Role, Section};
 
@@ -69,6 +71,7 @@ pub struct CudaExecutor {
     /// Weights whose bf16 copy is older than the weight.
     stale: BTreeSet<BufferId>,
     algorithms: AlgorithmRecord,
+    notes: Vec<String>,
     device: Device,
 }
 
@@ -80,11 +83,14 @@ impl CudaExecutor {
     /// [`CudaError`]: missing libraries, sizes the kernels do not cover (with the allowed values), too little memory.
     pub fn new(
         plan: Plan,
-        precision: Precision,
+        options: impl Into<CudaOptions>,
         device: Device,
         mut algorithms: AlgorithmRecord,
     ) -> Result<Self, CudaError> {
+        let options = options.into();
+        let precision = options.precision;
         device.bind()?;
+        let (units, _) = list(&plan, options, Some(&device))?;
         let layout = layout(&plan, precision);
         let persistent = Block::zeroed(&device, layout.persistent as u64)?;
         let arena = Block::zeroed(&device, layout.arena as u64)?;
@@ -94,11 +100,11 @@ impl CudaExecutor {
         places.saved = solutions(&plan, precision, &saved, &places.buffers);
         let side = Block::zeroed(&device, side)?;
         places.move_side(side.pointer());
-        compile_all(&units(&plan, precision)?, &device.arch())?;
+        compile_all(&units, &device.arch())?;
         let mut products = Products::new(&device)?;
         let mut modules = Modules::new(&device);
 
-        let mut lowering = Lowering::new(&plan, precision, &places, &mut modules, &mut products);
+        let mut lowering = Lowering::new(&plan, options, &places, &mut modules, &mut products);
         let mut lists = Vec::new();
         for section in Section::ALL {
             let mut ranges = Vec::new();
@@ -116,7 +122,8 @@ impl CudaExecutor {
             .map(|b| fill_random(random, b.pointer(), b.bytes()))
             .to_vec();
         Program::new(fills, 0).issue(0..4, device.stream(), &products)?;
-        products.choose(&operands, scratch.pointer(), &device, &mut algorithms)?;
+        let probe = Probe::new(&mut modules, precision)?;
+        let notes = products.choose(&operands, scratch.pointer(), &probe, &device, &mut algorithms)?;
         device.synchronize()?;
         for block in [&persistent, &arena, &side, &scratch] {
             block.fill(0)?;
@@ -154,6 +161,7 @@ impl CudaExecutor {
             documents: BTreeMap::new(),
             stale,
             algorithms,
+            notes,
             device,
         };
         // Until the host says otherwise every sequence is one document.
@@ -167,6 +175,11 @@ impl CudaExecutor {
     /// The products' algorithms, to be stored with a run and given to the executor that continues it.
     pub fn algorithms(&self) -> &AlgorithmRecord {
         &self.algorithms
+    }
+
+    /// What a user should be told about how the executor was made.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The device.
@@ -366,28 +379,6 @@ impl CudaExecutor {
         }
         self.device.upload(at, values, "values")
     }
-}
-
-/// The units of kernels that a plan needs. Lowers it without a device, so it also refuses what the device would refuse.
-///
-/// # Errors
-/// [`CudaError::Unsupported`]: sizes the kernels do not cover, with the allowed values.
-pub fn units(plan: &Plan, precision: Precision) -> Result<BTreeSet<Unit>, CudaError> {
-    let layout = layout(plan, precision);
-    // Addresses that no one reads, apart from one another and from 0.
-    let (persistent, arena) = (ALIGN, ALIGN + layout.persistent as u64);
-    let (mut places, _) = place(plan, &layout, &tables(plan, precision), persistent, arena);
-    places.move_side(arena + layout.arena as u64);
-    let saved = saved_solutions(plan, precision);
-    places.saved = solutions(plan, precision, &saved, &places.buffers);
-    let (mut modules, mut products) = (Modules::listing(), Products::listing());
-    let mut lowering = Lowering::new(plan, precision, &places, &mut modules, &mut products);
-    for op in Section::ALL.iter().flat_map(|&s| plan.ops(s)) {
-        lowering.lower(op)?;
-    }
-    // Copies of weights and the measuring of products.
-    modules.kernel(Source::Reduce, &precision.defines(), "copy_bf16", 0)?;
-    Ok(modules.units())
 }
 
 /// Captures a program into a graph.

@@ -10,25 +10,31 @@
 //! Libraries (driver, NVRTC, cuBLASLt) are found at run time; a machine without them gets a [`CudaError`].
 
 mod algorithm_cache;
+mod batch_invariant;
 mod call;
 mod compile;
 mod device;
 mod documents;
 mod error;
 mod executor;
+mod listing;
 mod load;
 mod lower;
+mod page_locked;
 mod placement;
 mod product;
 mod source;
 mod staging;
 
-pub use compile::{Compiled, compile, compile_all, nvrtc_present};
+pub use batch_invariant::{ProductCheck, check_batch_invariance};
+pub use compile::{Compiled, compilations, compile, compile_all, nvrtc_present};
 pub use device::{Device, device_count};
 pub use error::CudaError;
-pub use executor::{CudaExecutor, units};
+pub use executor::CudaExecutor;
+pub use listing::units;
 pub use load::Load;
 pub use lower::delta_rule::{KEY_DIMS, VALUE_DIMS};
+pub use page_locked::PageLocked;
 pub use product::AlgorithmRecord;
 pub use source::{Source, Unit};
 
@@ -42,6 +48,25 @@ pub enum Precision {
     Amp,
     /// Everything in fp32, no TF32: for finding faults.
     Fp32,
+}
+
+/// How an executor computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CudaOptions {
+    /// Types of buffers.
+    pub precision: Precision,
+    /// Forward results of a row depend neither on the rows around it nor on their number: products of the forward pass are
+    /// computed by one checked algorithm each, whatever the batch. Slower; gradients are as they are without.
+    pub batch_invariant: bool,
+}
+
+impl From<Precision> for CudaOptions {
+    fn from(precision: Precision) -> Self {
+        CudaOptions {
+            precision,
+            batch_invariant: false,
+        }
+    }
 }
 
 impl Precision {

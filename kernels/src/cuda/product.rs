@@ -4,19 +4,20 @@
 //! cuBLASLt is column-major. A row-major matrix `[r, c]` with row stride `ld` is a column-major `c × r` one with leading
 //! dimension `ld`; all three products of a linear layer are one call each in that view.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::algorithm_cache;
+use super::batch_invariant::{self, Probe};
 use super::call::Address;
 use super::device::{Block, Device, Timer};
 use super::error::{CudaError, Doing};
 
 /// Bytes of workspace every product may use.
-const WORKSPACE: u64 = 64 << 20;
+pub(super) const WORKSPACE: u64 = 64 << 20;
 /// Algorithms of the heuristic that are measured.
 const CANDIDATES: usize = 16;
 /// Times each is measured, in turns with the others.
@@ -32,6 +33,13 @@ pub(super) enum Type {
 }
 
 impl Type {
+    fn bytes(self) -> u64 {
+        match self {
+            Type::Bf16 => 2,
+            Type::F32 => 4,
+        }
+    }
+
     fn cuda(self) -> sys::cudaDataType {
         match self {
             Type::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
@@ -59,9 +67,14 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Key of the algorithm record.
-    fn key(&self) -> String {
-        format!("{self:?}")
+    /// Bytes of an element of the output.
+    pub(super) fn output_bytes(&self) -> u64 {
+        self.output.bytes()
+    }
+
+    /// Bytes of an element of an operand.
+    pub(super) fn input_bytes(&self) -> u64 {
+        self.input.bytes()
     }
 }
 
@@ -73,14 +86,38 @@ pub(super) struct Product {
     pub(super) d: Address,
 }
 
+/// Descriptors of one shape.
 #[derive(Debug)]
-struct Prepared {
+pub(super) struct Prepared {
     shape: Shape,
+    /// Computed by one algorithm whatever the number of rows, see [`batch_invariant`].
+    batch_invariant: bool,
     description: sys::cublasLtMatmulDesc_t,
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
     d: sys::cublasLtMatrixLayout_t,
     algorithm: Option<sys::cublasLtMatmulAlgo_t>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // SAFETY: made by `describe`, destroyed once.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.description);
+            let _ = result::destroy_matrix_layout(self.a);
+            let _ = result::destroy_matrix_layout(self.b);
+            let _ = result::destroy_matrix_layout(self.d);
+        }
+    }
+}
+
+/// What the library may offer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offer {
+    /// Most bytes of workspace.
+    pub(super) workspace: u64,
+    /// Whether the sum over k may be cut into parts that are added in a second pass.
+    pub(super) split_k: bool,
 }
 
 #[derive(Debug)]
@@ -95,7 +132,7 @@ pub(super) struct Products {
     /// Absent where a plan is only looked through for the kernels it needs.
     library: Option<Library>,
     prepared: Vec<Prepared>,
-    by_shape: BTreeMap<Shape, usize>,
+    by_shape: BTreeMap<(bool, Shape), usize>,
 }
 
 // SAFETY: cuBLASLt handles and descriptors may be used from any thread, one at a time, as `&mut` access ensures.
@@ -133,14 +170,38 @@ impl Products {
 
     /// Descriptors for a shape; the same shape gives the same index.
     pub(super) fn prepare(&mut self, shape: Shape) -> Result<usize, CudaError> {
-        if let Some(&index) = self.by_shape.get(&shape) {
+        self.prepare_as(false, shape)
+    }
+
+    /// As [`prepare`](Self::prepare), with an algorithm that does not depend on the number of rows, `shape.n`.
+    pub(super) fn prepare_batch_invariant(&mut self, shape: Shape) -> Result<usize, CudaError> {
+        self.prepare_as(true, shape)
+    }
+
+    fn prepare_as(&mut self, batch_invariant: bool, shape: Shape) -> Result<usize, CudaError> {
+        if let Some(&index) = self.by_shape.get(&(batch_invariant, shape)) {
             return Ok(index);
         }
-        if self.library.is_none() {
-            let index = self.by_shape.len();
-            self.by_shape.insert(shape, index);
-            return Ok(index);
+        let index = self.by_shape.len();
+        if self.library.is_some() {
+            let mut prepared = Self::describe(shape)?;
+            prepared.batch_invariant = batch_invariant;
+            self.prepared.push(prepared);
         }
+        self.by_shape.insert((batch_invariant, shape), index);
+        Ok(index)
+    }
+
+    /// The batch-invariant products, each once: with the number of rows that stands for all.
+    pub(super) fn batch_invariant_shapes(&self) -> BTreeSet<Shape> {
+        let pinned = self.by_shape.keys().filter(|(pinned, _)| *pinned);
+        pinned
+            .map(|(_, shape)| batch_invariant::reference(*shape))
+            .collect()
+    }
+
+    /// Descriptors of a shape.
+    pub(super) fn describe(shape: Shape) -> Result<Prepared, CudaError> {
         let doing = || format!("describing {shape:?}");
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, Type::F32.cuda()).doing(doing)?;
@@ -178,26 +239,27 @@ impl Products {
         } else {
             (shape.k, shape.n)
         };
-        let prepared = Prepared {
+        Ok(Prepared {
             shape,
+            batch_invariant: false,
             description,
             a: layout(ra, ca, shape.lda, shape.input)?,
             b: layout(rb, cb, shape.ldb, shape.input)?,
             d: layout(shape.m, shape.n, shape.ldd, shape.output)?,
             algorithm: None,
-        };
-        let index = self.prepared.len();
-        self.prepared.push(prepared);
-        self.by_shape.insert(shape, index);
-        Ok(index)
+        })
     }
 
-    /// The first `CANDIDATES` algorithms the library offers.
-    fn candidates(&self, p: &Prepared) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CudaError> {
+    /// The first `CANDIDATES` algorithms the library offers; none where it has none.
+    pub(super) fn candidates(
+        &self,
+        p: &Prepared,
+        offer: Offer,
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, CudaError> {
         let doing = || format!("finding an algorithm for {:?}", p.shape);
         let preference = result::create_matmul_pref().doing(doing)?;
         let library = self.library()?;
-        let bytes = library.workspace.bytes() as usize;
+        let bytes = library.workspace.bytes().min(offer.workspace) as usize;
         type Preference = sys::cublasLtMatmulPreferenceAttributes_t;
         let mut found: [std::mem::MaybeUninit<sys::cublasLtMatmulHeuristicResult_t>; CANDIDATES] =
             [const { std::mem::MaybeUninit::uninit() }; CANDIDATES];
@@ -221,6 +283,16 @@ impl Products {
                 result::set_matmul_pref_attribute(preference, operand, align, size_of::<u32>())
                     .doing(doing)?;
             }
+            if !offer.split_k {
+                let none = 0u32;
+                result::set_matmul_pref_attribute(
+                    preference,
+                    Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                    std::ptr::from_ref(&none).cast(),
+                    size_of::<u32>(),
+                )
+                .doing(doing)?;
+            }
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 library.handle,
                 p.description,
@@ -234,6 +306,9 @@ impl Products {
                 &mut count,
             );
             let _ = result::destroy_matmul_pref(preference);
+            if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+                return Ok(Vec::new());
+            }
             status.result().doing(doing)?;
             found[..count.clamp(0, CANDIDATES as i32) as usize]
                 .iter()
@@ -242,37 +317,48 @@ impl Products {
                 .map(|f| f.algo)
                 .collect::<Vec<_>>()
         };
-        if list.is_empty() {
-            return Err(CudaError::Unsupported(format!(
-                "cuBLASLt offers no algorithm for {:?}",
-                p.shape
-            )));
-        }
         Ok(list)
     }
 
     /// Chooses every product's algorithm: from `record` where it has one, else by measuring the candidates on the given
-    /// operands (whose output is overwritten), and adds the choice to `record`.
+    /// operands (whose output is overwritten), and adds the choice to `record`. Batch-invariant ones are not measured but
+    /// checked: the first candidate that passes. Returns what a user should be told.
     pub(super) fn choose(
         &mut self,
         operands: &BTreeMap<usize, Product>,
         scratch: u64,
+        probe: &Probe,
         device: &Device,
         record: &mut AlgorithmRecord,
-    ) -> Result<(), CudaError> {
+    ) -> Result<Vec<String>, CudaError> {
         // SAFETY: reads a constant of the library.
         let version = unsafe { sys::cublasLtGetVersion() };
         let library = format!("cuBLASLt {version} on {}", device.name());
+        let mut notes = Vec::new();
         if record.get("library") != Some(&library) {
+            if !record.is_empty() {
+                let other = record.get("library").map_or("something unnamed", String::as_str);
+                notes.push(format!(
+                    "the algorithms of the matrix products were chosen with {other}; they do not hold for {library} and are \
+                     chosen again: results may differ in their last bits from what was computed before"
+                ));
+            }
             record.clear();
             record.insert("library".into(), library.clone());
         }
         let known = algorithm_cache::load(&library);
         for index in 0..self.prepared.len() {
-            let key = self.prepared[index].shape.key();
+            let shape = self.prepared[index].shape;
+            let pinned = self.prepared[index].batch_invariant;
+            let key = if pinned {
+                batch_invariant::key(shape)
+            } else {
+                format!("{shape:?}")
+            };
             let found = record.get(&key).or_else(|| known.get(&key));
             let chosen = match found.and_then(|hex| parse(hex)) {
                 Some(algorithm) => algorithm,
+                None if pinned => batch_invariant::choose(self, shape, probe, device)?.0,
                 None => {
                     let Some(product) = operands.get(&index) else {
                         continue;
@@ -284,7 +370,7 @@ impl Products {
             self.prepared[index].algorithm = Some(chosen);
         }
         algorithm_cache::save(&library, known, record);
-        Ok(())
+        Ok(notes)
     }
 
     /// The fastest of the candidates under sustained load: a card at its power limit runs at other clocks than one that
@@ -307,7 +393,11 @@ impl Products {
             Ok(timer.milliseconds()? / times as f32)
         };
         let mut list = Vec::new();
-        for algorithm in self.candidates(p)? {
+        let offer = Offer {
+            workspace: WORKSPACE,
+            split_k: true,
+        };
+        for algorithm in self.candidates(p, offer)? {
             if time(&algorithm, 1).is_ok() {
                 list.push((algorithm, time(&algorithm, 1)?, [0f32; ROUNDS]));
             }
@@ -335,7 +425,7 @@ impl Products {
             .ok_or_else(|| CudaError::Unsupported(format!("no cuBLASLt algorithm ran for {:?}", p.shape)))
     }
 
-    fn matmul(
+    pub(super) fn matmul(
         &self,
         p: &Prepared,
         algorithm: Option<&sys::cublasLtMatmulAlgo_t>,
@@ -386,15 +476,6 @@ impl Products {
 
 impl Drop for Products {
     fn drop(&mut self) {
-        for p in &self.prepared {
-            // SAFETY: made by `prepare`, destroyed once.
-            unsafe {
-                let _ = result::destroy_matmul_desc(p.description);
-                let _ = result::destroy_matrix_layout(p.a);
-                let _ = result::destroy_matrix_layout(p.b);
-                let _ = result::destroy_matrix_layout(p.d);
-            }
-        }
         if let Some(library) = &self.library {
             // SAFETY: made by `new`, destroyed once.
             let _ = unsafe { result::destroy_handle(library.handle) };
@@ -402,7 +483,7 @@ impl Drop for Products {
     }
 }
 
-fn format_algorithm(a: &sys::cublasLtMatmulAlgo_t) -> String {
+pub(super) fn format_algorithm(a: &sys::cublasLtMatmulAlgo_t) -> String {
     a.data.iter().map(|w| format!("{w:016x}")).collect()
 }
 

@@ -79,6 +79,7 @@ fn gdn_300m_is_the_recipe() {
         (config.seeds.data, config.seeds.init, config.model.norm_eps),
         (42, 42, 1e-6)
     );
+    assert_eq!(config.model, ceteris_trainer::model::ModelConfig::gdn_300m());
     let json = std::fs::read_to_string(repository().join("tests/golden/training/gdn_300m.json")).unwrap();
     let recorded: ceteris_trainer::model::ModelConfig = serde_json::from_str(&json).unwrap();
     assert_eq!(

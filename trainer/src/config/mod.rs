@@ -131,6 +131,7 @@ impl RunConfig {
         self.data.validate()?;
         self.eval.validate()?;
         self.train.validate()?;
+        self.train.validate_heads(&self.model)?;
         self.loss.validate()?;
         self.checkpoint.validate()?;
         self.log.validate()?;

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use ceteris_kernels::cuda::{KEY_DIMS, VALUE_DIMS};
 use ceteris_samplers::Geometry;
 use serde::{Deserialize, Serialize};
 
 use super::SettingError;
-use crate::device::{DeviceError, DeviceSetting, Target};
+use crate::device::{Compute, DeviceError, DeviceSetting, Target};
+use crate::model::ModelConfig;
 
 pub use crate::device::{Arithmetic as Precision, RecomputeSetting};
 
@@ -124,6 +126,10 @@ pub struct TrainConfig {
     /// What the backward pass computes again: `auto` (`cheap` on CUDA, `none` on the CPU), `none`, `cheap` or `block`.
     /// Changes memory and speed, no result.
     pub recompute: RecomputeSetting,
+    /// Forward results of a row depend neither on the rows around it nor on their number: log-probabilities of a sequence have
+    /// the same bits alone, in any batch and packed. On CUDA slower (`trainer profile` says by how much); the CPU is so in any
+    /// case.
+    pub batch_invariant: bool,
     /// Threads that compute, all cores when absent; changes no result.
     pub threads: Option<usize>,
 }
@@ -136,6 +142,7 @@ impl Default for TrainConfig {
             device: "auto".into(),
             precision: Precision::Auto,
             recompute: RecomputeSetting::Auto,
+            batch_invariant: false,
             threads: None,
         }
     }
@@ -159,6 +166,38 @@ impl TrainConfig {
     /// [`SettingError`]: a name that means nothing.
     pub fn target(&self) -> Result<Target, SettingError> {
         Ok(self.device_setting()?.resolve())
+    }
+
+    /// How an executor of the run computes.
+    pub fn compute(&self) -> Compute {
+        Compute {
+            arithmetic: self.precision,
+            threads: self.threads.unwrap_or(0),
+            batch_invariant: self.batch_invariant,
+        }
+    }
+
+    /// The heads that the kernels of the device cover, where the device is a CUDA one asked for by name.
+    pub(super) fn validate_heads(&self, model: &ModelConfig) -> Result<(), SettingError> {
+        let DeviceSetting::Of(Target::Cuda(_)) = self.device_setting()? else {
+            return Ok(());
+        };
+        let (keys, values) = (KEY_DIMS, VALUE_DIMS);
+        if !keys.contains(&model.head_dim) {
+            let problem = format!(
+                "{} is not supported on CUDA; allowed there: {keys:?}",
+                model.head_dim
+            );
+            return refuse("model.head_dim", problem);
+        }
+        if !values.contains(&model.head_v_dim()) {
+            let problem = format!(
+                "gives value heads of {}, which are not supported on CUDA; allowed there: {values:?}",
+                model.head_v_dim()
+            );
+            return refuse("model.expand_v", problem);
+        }
+        Ok(())
     }
 
     pub(super) fn validate(&self) -> Result<(), SettingError> {

@@ -2,6 +2,7 @@
 
 mod global_batch;
 mod held_out;
+mod page_locked;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use ceteris_loader::collate::{
     Collator, EodMask, HfCollator, LabelShift, Outputs, ShimCollator, check_label_shift,
 };
 use ceteris_loader::order_file::{self, OrderFileError};
-use ceteris_loader::pipeline::{Loader, LoaderError, LoaderOptions, LoaderState, StopSignal};
+use ceteris_loader::pipeline::{
+    BufferAllocator, Loader, LoaderError, LoaderOptions, LoaderState, PlainMemory, StopSignal,
+};
 use ceteris_loader::source::{FingerprintMode, HfSource, Source, SourceError, SourceOptions};
 use ceteris_samplers::orders::file::FileOrder;
 use ceteris_samplers::spec::{OrderError, OrderInput, OrderSpec};
@@ -20,6 +23,7 @@ use crate::config::{Collate, DocumentMarker, RunConfig, SettingError};
 
 pub use global_batch::{Documents, GlobalBatch, GlobalBatches, IGNORE, ModelInput};
 pub use held_out::HeldOut;
+pub use page_locked::{Notice, batch_memory};
 
 /// Why data cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +71,8 @@ pub struct TrainData {
     pub geometry: Geometry,
     /// Fingerprint of the dataset's files.
     pub fingerprint: String,
+    /// Memory that batches are read into; plain unless replaced, see [`batch_memory`].
+    pub memory: Arc<dyn BufferAllocator>,
 }
 
 impl TrainData {
@@ -101,6 +107,7 @@ impl TrainData {
             order,
             geometry,
             fingerprint,
+            memory: Arc::new(PlainMemory),
         })
     }
 
@@ -188,6 +195,7 @@ impl TrainData {
             fingerprints: true,
             epochs: config.train.epochs,
             stop,
+            allocator: Arc::clone(&self.memory),
             dataset_fingerprint: self.fingerprint.clone(),
             allow_global_batch_change: config.checkpoint.allow_global_batch_change,
             ..LoaderOptions::new(config.data.seq_length)

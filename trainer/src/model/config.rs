@@ -145,6 +145,25 @@ impl Default for ModelConfig {
     }
 }
 
+impl ModelConfig {
+    /// The network of `configs/gdn-300m.yaml`, of 308 million values: what self-test and benchmarks take their sizes from.
+    pub fn gdn_300m() -> Self {
+        ModelConfig {
+            hidden_size: 1024,
+            num_hidden_layers: 12,
+            intermediate_size: Some(4096),
+            num_heads: 4,
+            num_v_heads: Some(8),
+            head_dim: 64,
+            expand_v: 1.0,
+            vocab_size: 128_256,
+            tie_word_embeddings: true,
+            use_cache: false,
+            ..ModelConfig::default()
+        }
+    }
+}
+
 /// Largest table, layer count or width taken from a file before anything is allocated for it.
 const LARGEST: usize = 1 << 24;
 

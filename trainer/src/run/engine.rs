@@ -1,12 +1,14 @@
 //! One device that computes: a plan, its executor, and the acts of a training loop on them.
 
+mod score;
+
 use ceteris_kernels::backend::{ExecError, Executor};
 use ceteris_kernels::ops::{HYPER_LEARNING_RATE, HYPER_LEN, HYPER_STEP};
 
 use std::collections::BTreeMap;
 
 use ceteris_kernels::backend::Memory;
-use ceteris_kernels::cuda::AlgorithmRecord;
+use ceteris_kernels::cuda::{AlgorithmRecord, CudaError};
 use ceteris_kernels::plan::{BufferId, Geometry, ParameterView, PlanError, Role, Section};
 
 use crate::checkpoint::Part;
@@ -36,6 +38,14 @@ pub enum EngineError {
     /// The batch.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A sequence that fits no row.
+    #[error("a sequence of {found} tokens does not fit a row of {limit}; raise data.seq_length")]
+    TooLong {
+        /// Tokens of the sequence.
+        found: usize,
+        /// Tokens of a row.
+        limit: usize,
+    },
     /// A tensor the plan does not have.
     #[error("the plan has no tensor '{0}'")]
     NoTensor(String),
@@ -163,8 +173,18 @@ impl Engine {
                 note = Some(why);
             }
         }
-        let (train, plan) = (&config.train, model.plan.clone());
-        let mut device = target.executor(plan, train.precision, train.threads.unwrap_or(0), products)?;
+        let train = &config.train;
+        // Known before a device is opened: sizes that its kernels do not cover.
+        if target != Target::Cpu
+            && let Some(why) = target.refuses(&model.plan, target.arithmetic(train.precision)?)
+        {
+            return Err(DeviceError::Cuda(CudaError::Unsupported(why)).into());
+        }
+        let plan = model.plan.clone();
+        let mut device = target.executor(plan, train.compute(), products)?;
+        if train.batch_invariant {
+            device.notes.push(target.batch_invariance().to_owned());
+        }
         if let Some(note) = note {
             device.name = format!("{} (not on CUDA: {note})", device.name);
         }
@@ -208,6 +228,11 @@ impl Engine {
     /// Device and arithmetic, for messages.
     pub fn device(&self) -> &str {
         &self.device.name
+    }
+
+    /// What a user should be told about how the run is computed.
+    pub fn notes(&self) -> &[String] {
+        &self.device.notes
     }
 
     /// The device.

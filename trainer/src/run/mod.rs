@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod evaluate;
 pub mod folder;
+mod made_up;
 pub mod manifest;
 pub mod metrics;
 pub mod profile;

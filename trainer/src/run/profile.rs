@@ -10,16 +10,17 @@ use std::time::Instant;
 
 use ceteris_kernels::backend::{ExecError, Executor};
 use ceteris_kernels::conformance::Rng;
-use ceteris_kernels::ops::{AddInto, HYPER_LEARNING_RATE, HYPER_STEP, IGNORE_INDEX, Linear, Op};
+use ceteris_kernels::ops::{AddInto, HYPER_LEARNING_RATE, HYPER_STEP, Linear, Op};
 use ceteris_kernels::plan::{Columns, Geometry, Plan, PlanBuilder, Role, Section};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::json;
 
 use super::engine::Engine;
+use super::made_up::next_token_ids;
 use super::{RunError, write_atomic};
 use crate::config::{Precision, RunConfig};
-use crate::device::Target;
+use crate::device::{Compute, Target};
 
 /// Steps before the timed ones: the first runs call by call, the second is captured.
 const WARM_UP: usize = 3;
@@ -58,6 +59,8 @@ pub struct Report {
     pub step_ms: (f64, f64, f64),
     /// Tokens per second at the median.
     pub tokens_per_s: f64,
+    /// Median milliseconds of the same step without `train.batch_invariant`, where it is on and costs anything.
+    pub step_ms_without_batch_invariant: Option<f64>,
     /// Memory ceiling, 10^12 bytes per second.
     pub memory_ceiling: f64,
     /// Product ceiling, 10^12 operations per second.
@@ -85,6 +88,13 @@ impl Report {
             self.memory_ceiling,
             self.product_ceiling,
         );
+        if let Some(without) = self.step_ms_without_batch_invariant {
+            out.push_str(&format!(
+                "batch_invariant: {:+.2} ms a step, {:+.1}% of the {without:.2} ms without it\n",
+                self.step_ms.0 - without,
+                100.0 * (self.step_ms.0 / without - 1.0)
+            ));
+        }
         let wide = self
             .operators
             .iter()
@@ -146,6 +156,17 @@ pub fn profile(
         write_atomic(path, &text)?;
     }
     drop(engine);
+    let mut without = None;
+    if config.train.batch_invariant && matches!(target, Target::Cuda(_)) {
+        progress("steps without batch_invariant");
+        let mut plain = config.clone();
+        plain.train.batch_invariant = false;
+        let mut engine = Engine::build(&plain)?;
+        engine.initialise(&plain)?;
+        let executor = engine.executor();
+        let times = steps_of(executor, &plan, config.model.vocab_size, steps.max(1)).map_err(exec)?;
+        without = Some(times[times.len() / 2]);
+    }
     progress("ceilings");
     let (memory_ceiling, product_ceiling) = ceilings(config, target)?;
     let g = plan.geometry;
@@ -174,6 +195,7 @@ pub fn profile(
         memory: (memory.persistent, memory.arena),
         step_ms: (median, times[0], times[times.len() - 1]),
         tokens_per_s: g.rows() as f64 / median * 1e3,
+        step_ms_without_batch_invariant: without,
         memory_ceiling,
         product_ceiling,
         operators: lines,
@@ -203,9 +225,7 @@ fn steps_of(
     executor.write_f64(hyper, HYPER_LEARNING_RATE, &[1e-5])?;
     let mut times = Vec::new();
     for step in 0..WARM_UP + steps {
-        let ids: Vec<i32> = (0..g.rows()).map(|_| rng.below(vocab) as i32).collect();
-        let mut next: Vec<i32> = ids[1..].to_vec();
-        next.push(IGNORE_INDEX);
+        let (ids, next) = next_token_ids(&mut rng, g.rows(), vocab);
         let start = Instant::now();
         executor.write_ids(tokens, &ids)?;
         executor.write_ids(labels, &next)?;
@@ -301,8 +321,10 @@ fn ceilings(config: &RunConfig, device: Target) -> Result<(f64, f64), RunError> 
     let mut open = device
         .executor(
             plan.clone(),
-            config.train.precision,
-            config.train.threads.unwrap_or(0),
+            Compute {
+                batch_invariant: false,
+                ..config.train.compute()
+            },
             Default::default(),
         )
         .map_err(super::engine::EngineError::from)?;

@@ -4,13 +4,15 @@
 use ceteris_kernels::backend::Executor;
 use ceteris_kernels::conformance::Rng;
 use ceteris_kernels::cuda::{self, Load};
-use ceteris_kernels::ops::IGNORE_INDEX;
-use ceteris_kernels::plan::{BufferId, Plan, Section};
+use ceteris_kernels::plan::{BufferId, Geometry, Plan, Section};
 
 use super::RunError;
 use super::engine::{Engine, EngineError};
+use super::made_up::next_token_ids;
 use super::selftest::Check;
 use crate::config::RunConfig;
+use crate::model::ModelConfig;
+use crate::model::gdn::{self, PlanOptions};
 
 /// Runs of a whole layer, forward and backward.
 const RUNS: usize = 1000;
@@ -27,9 +29,11 @@ pub(super) fn checks(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Check>, RunError> {
     let mut config = settings.clone();
-    let model = &mut config.model;
-    (model.hidden_size, model.num_hidden_layers, model.vocab_size) = (1024, 1, 8192);
-    (model.num_heads, model.num_v_heads, model.intermediate_size) = (4, Some(8), Some(4096));
+    config.model = ModelConfig {
+        num_hidden_layers: 1,
+        vocab_size: 8192,
+        ..ModelConfig::gdn_300m()
+    };
     (config.data.seq_length, config.batch.world_size) = (2048, 1);
     config.batch.device_micro_batch_size = Some(4);
     let mut engine = Engine::build(&config)?;
@@ -60,7 +64,41 @@ pub(super) fn checks(
         (check.same, check.detail) = (false, "the load did not run".into());
     }
     checks.push(check);
+
+    progress("a row alone and in a batch");
+    checks.push(rows_alone(&device)?);
     Ok(checks)
+}
+
+/// Every forward product of gdn-300m, the head included, as `train.batch_invariant` computes it: rows have the same bits in
+/// calls of every size, from every place.
+fn rows_alone(device: &cuda::Device) -> Result<Check, RunError> {
+    let model = ModelConfig {
+        num_hidden_layers: 1,
+        ..ModelConfig::gdn_300m()
+    };
+    let options = PlanOptions::new(Geometry::unpacked(1, 2048));
+    let plan = gdn::emit(&model, &options).map_err(EngineError::from)?.plan;
+    let mut check = Check {
+        name: "rows of gdn-300m's products alone and in a batch (batch_invariant)".into(),
+        same: true,
+        detail: String::new(),
+    };
+    match cuda::check_batch_invariance(&plan, cuda::Precision::Amp, device) {
+        Ok(found) => {
+            let sum = |of: &dyn Fn(&cuda::ProductCheck) -> usize| found.iter().map(of).sum::<usize>();
+            check.detail = format!(
+                "{} shapes, {} calls compared with batches of up to {} rows, {} algorithms refused",
+                found.len(),
+                sum(&|c| c.compared),
+                found.iter().map(|c| c.rows).max().unwrap_or(0),
+                sum(&|c| c.refused.len())
+            );
+        }
+        Err(cuda::CudaError::Unsupported(why)) => (check.same, check.detail) = (false, why),
+        Err(other) => return Err(device_error(other)),
+    }
+    Ok(check)
 }
 
 fn device_error(error: cuda::CudaError) -> RunError {
@@ -70,9 +108,7 @@ fn device_error(error: cuda::CudaError) -> RunError {
 fn inputs(executor: &mut dyn Executor, plan: &Plan, vocab: usize) -> Result<(), RunError> {
     let mut rng = Rng::new(71);
     let rows = plan.geometry.rows();
-    let tokens: Vec<i32> = (0..rows).map(|_| rng.below(vocab) as i32).collect();
-    let mut labels = tokens[1..].to_vec();
-    labels.push(IGNORE_INDEX);
+    let (tokens, labels) = next_token_ids(&mut rng, rows, vocab);
     for (name, ids) in [("tokens", &tokens), ("labels", &labels)] {
         if let Some(id) = plan.find(name) {
             executor.write_ids(id, ids)?;

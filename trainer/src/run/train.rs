@@ -4,6 +4,7 @@
 //! loader workers, and a run that was stopped and resumed any number of times equals one that was not.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ceteris_loader::pipeline::{LoaderError, LoaderState, StopSignal};
@@ -18,7 +19,7 @@ use super::resume::{check_resumable, find_checkpoint, load, settings};
 use super::{RunError, io, write_atomic};
 use crate::checkpoint::{self, Snapshot, TrainerState, safetensors};
 use crate::config::{Precision, RunConfig};
-use crate::data::{DataError, GlobalBatch, GlobalBatches, TrainData};
+use crate::data::{DataError, GlobalBatch, GlobalBatches, TrainData, batch_memory};
 use crate::device;
 use crate::optim::decay_table;
 use crate::schedule::Schedule;
@@ -106,7 +107,7 @@ impl<'a> Run<'a> {
         options.notes.iter().for_each(|n| say(n));
         let folder = RunFolder::new(&config.output_dir);
         std::fs::create_dir_all(&folder.0).map_err(io(&folder.0, "create"))?;
-        let data = TrainData::open(config, &mut |n| say(n))?;
+        let mut data = TrainData::open(config, &mut |n| say(n))?;
         let steps = data.steps(config);
         let schedule = config.learning_rates(steps)?;
         for warning in data.order.spec().warnings() {
@@ -121,6 +122,14 @@ impl<'a> Run<'a> {
             write_atomic(&folder.products(), &text)?;
         }
         say(&format!("device: {}", engine.device()));
+        engine.notes().iter().for_each(|n| say(n));
+        let quiet = options.quiet;
+        let notice = Arc::new(move |text: &str| {
+            if !quiet {
+                eprintln!("{text}");
+            }
+        });
+        data.memory = batch_memory(engine.target(), notice);
         say(&format!(
             "model: {} values in {} tensors; order: {}; {} samples; {} steps of {} rows x {} tokens",
             engine.parameter_count(),

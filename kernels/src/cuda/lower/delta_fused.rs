@@ -15,7 +15,7 @@ impl Lowering<'_> {
         let bytes = |stages: u64| c.shared(c.key_tiles + 3 + stages * (3 * c.key_tiles + 1), 2 * 64);
         [2u64, 1]
             .iter()
-            .find(|&&s| bytes(s) <= u64::from(super::MAX_SHARED))
+            .find(|&&s| bytes(s) <= self.modules.shared_memory())
             .map(|&s| (s as usize, bytes(s)))
     }
 
@@ -109,7 +109,7 @@ impl Lowering<'_> {
 
     /// Whether the one kernel for all chunk-local gradients serves: heads of 64, and room for a chunk's tiles.
     pub(super) fn has_local(&self, c: &Chunked) -> bool {
-        c.key_tiles == 1 && c.value_tiles == 1 && Self::local_shared(c) <= u64::from(super::MAX_SHARED)
+        c.key_tiles == 1 && c.value_tiles == 1 && Self::local_shared(c) <= self.modules.shared_memory()
     }
 
     fn local_shared(c: &Chunked) -> u64 {

@@ -13,11 +13,11 @@ mod product;
 
 use std::collections::BTreeMap;
 
-use super::Precision;
-use super::call::{Address, Arg, Call, Kernel, Launch, MAX_SHARED, Meta, Modules};
+use super::call::{Address, Arg, Call, Kernel, Launch, Meta, Modules};
 use super::error::CudaError;
 use super::product::{Product, Products, Type};
 use super::source::Source;
+use super::{CudaOptions, Precision};
 use crate::ops::Op;
 use crate::plan::{BufferId, Columns, Plan, Role};
 
@@ -76,19 +76,22 @@ pub(super) struct Lowering<'a> {
     /// Most scratch bytes an operator uses.
     pub(super) scratch: u64,
     used: u64,
+    /// Forward products whose rows do not depend on one another nor on their number.
+    pub(super) batch_invariant: bool,
 }
 
 impl<'a> Lowering<'a> {
     pub(super) fn new(
         plan: &'a Plan,
-        precision: Precision,
+        options: CudaOptions,
         places: &'a Places,
         modules: &'a mut Modules,
         products: &'a mut Products,
     ) -> Self {
         Lowering {
             plan,
-            precision,
+            precision: options.precision,
+            batch_invariant: options.batch_invariant,
             places,
             modules,
             products,
@@ -201,10 +204,11 @@ impl<'a> Lowering<'a> {
         name: &'static str,
         shared: u64,
     ) -> Result<Kernel, CudaError> {
-        if shared > u64::from(MAX_SHARED) {
-            return Err(CudaError::Unsupported(format!(
-                "{name} would need {shared} bytes of shared memory"
-            )));
+        let most = self.modules.shared_memory();
+        if shared > most {
+            return refuse(format!(
+                "{name} needs {shared} bytes of shared memory a block, the device gives {most}: use smaller heads"
+            ));
         }
         let mut defines = self.precision.defines();
         defines.extend(sizes.iter().map(|(n, v)| format!("{n}={v}")));

@@ -1,6 +1,7 @@
 //! The three products of a linear layer.
 
-use super::super::call::{Address, Call};
+use super::super::batch_invariant::{ALIGN, ROWS};
+use super::super::call::{Address, Call, RowCopy};
 use super::super::error::CudaError;
 use super::super::product::{Product, Shape, Type};
 use super::{Lowering, refuse};
@@ -69,14 +70,69 @@ impl Lowering<'_> {
             accumulate: false,
             align: 0,
         };
-        self.product(
-            shape,
-            Product {
-                a: self.weight(weight),
-                b: x.at,
-                d: out.at,
-            },
-        )
+        let product = Product {
+            a: self.weight(weight),
+            b: x.at,
+            d: out.at,
+        };
+        if self.batch_invariant {
+            self.batch_invariant_product(shape, product)
+        } else {
+            self.product(shape, product)
+        }
+    }
+
+    /// A forward product in calls of whole multiples of [`ROWS`] rows, which one algorithm computes whatever their number:
+    /// the rows that are left over go through scratch memory, among rows that nobody reads.
+    fn batch_invariant_product(&mut self, shape: Shape, product: Product) -> Result<(), CudaError> {
+        let elem = self.elem();
+        let (from, to) = (shape.ldb * elem, shape.ldd * elem);
+        let (whole, rest) = (shape.n / ROWS * ROWS, shape.n % ROWS);
+        if whole > 0 {
+            self.pinned_product(Shape { n: whole, ..shape }, product)?;
+        }
+        if rest == 0 {
+            return Ok(());
+        }
+        let used = self.used;
+        let (x, out) = (self.temporary(ROWS * from), self.temporary(ROWS * to));
+        self.calls.push(Call::Copy(RowCopy {
+            from: (product.b.plus(whole * from), from),
+            to: (x, from),
+            width: shape.k * elem,
+            rows: rest,
+        }));
+        let padded = Product {
+            a: product.a,
+            b: x,
+            d: out,
+        };
+        self.pinned_product(Shape { n: ROWS, ..shape }, padded)?;
+        self.calls.push(Call::Copy(RowCopy {
+            from: (out, to),
+            to: (product.d.plus(whole * to), to),
+            width: shape.m * elem,
+            rows: rest,
+        }));
+        // Whatever comes next on the stream may use the same memory.
+        self.used = used;
+        Ok(())
+    }
+
+    fn pinned_product(&mut self, mut shape: Shape, product: Product) -> Result<(), CudaError> {
+        let addresses = [product.a, product.b, product.d].map(Address::alignment);
+        if !shape.ldb.is_multiple_of(8)
+            || !shape.ldd.is_multiple_of(8)
+            || addresses.iter().any(|&a| a < ALIGN)
+        {
+            return refuse(format!(
+                "batch_invariant: a product of operands that are not aligned to {ALIGN} bytes is not supported: {shape:?}"
+            ));
+        }
+        shape.align = ALIGN;
+        let index = self.products.prepare_batch_invariant(shape)?;
+        self.calls.push(Call::Product { index, product });
+        Ok(())
     }
 
     /// `dx [rows, k] = dout [rows, n] · weight [n, k]`.
