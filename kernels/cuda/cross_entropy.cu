@@ -173,6 +173,11 @@ cross_entropy_cluster(elem* __restrict__ logits, long long ld, const int* __rest
       __syncwarp();  // every lane has read before anyone can write the same place again; so below
       if (lane == 0) expect(&traded[b], CLUSTER * sizeof(float2));
       if (lane < CLUSTER) tell(lane, &block_sums[b][rank], &traded[b], m, s);
+      // Before anything that waits for other blocks: the copy engine shall not stand still for them.
+      if (i > 0 && i + 2 < count) {
+        await(&empty[(i - 1) % SLOTS], (i - 1) / SLOTS & 1);
+        if (lane == 0) fetch(i + 2);
+      }
       await(&traded[b], parity);
       float2 other = told(&block_sums[b][0]);
       m = other.x;
@@ -194,10 +199,6 @@ cross_entropy_cluster(elem* __restrict__ logits, long long ld, const int* __rest
           await(&full[i % SLOTS], i / SLOTS & 1);
           loss[r] = lse - to_f32(held[i % SLOTS * slice + at]);
         }
-      }
-      if (i > 0 && i + 2 < count) {
-        await(&empty[(i - 1) % SLOTS], (i - 1) / SLOTS & 1);
-        if (lane == 0) fetch(i + 2);
       }
       __syncwarp();
     }
