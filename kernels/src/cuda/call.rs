@@ -247,7 +247,12 @@ impl Program {
                             &mut p.pointers,
                         )
                     }
-                    .doing(|| "launching a kernel".into())?;
+                    .doing(|| {
+                        format!(
+                            "launching {} on a grid of {:?} with {} bytes of shared memory",
+                            l.kernel.name, l.grid, l.shared
+                        )
+                    })?;
                 }
                 (Call::Clear { at, bytes }, _) => {
                     let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
@@ -382,7 +387,8 @@ impl Modules {
         // SAFETY: the module was loaded above and is never unloaded while functions are used.
         let function = unsafe { result::module::get_function(module, symbol) }
             .doing(|| format!("looking up {name} in {}", source.file()))?;
-        if shared > 48 * 1024 {
+        // Past 48 KiB, what the kernel itself declares included, a block has to be given its shared memory.
+        if shared > 0 {
             // SAFETY: a valid function and a documented attribute.
             unsafe {
                 result::function::set_function_attribute(

@@ -96,7 +96,7 @@ fn training_shapes() -> Vec<(&'static str, Case)> {
             "global norm",
             global_norm(&[1 << 20, 4096, 300_000], Some(1.0), 71).unwrap(),
         ),
-        ("adamw", adamw(1 << 18, 1e-3, 3, 71).unwrap()),
+        ("adamw", adamw(3 << 17, 1e-3, 3, 71).unwrap()),
     ]
 }
 

@@ -77,7 +77,11 @@ fn rows_alone(device: &cuda::Device) -> Result<Check, RunError> {
         num_hidden_layers: 1,
         ..ModelConfig::gdn_300m()
     };
-    let options = PlanOptions::new(Geometry::unpacked(1, 2048));
+    let options = PlanOptions {
+        branch_gradient_copies: true,
+        logits_chunk_rows: Some(2048),
+        ..PlanOptions::new(Geometry::unpacked(1, 2048))
+    };
     let plan = gdn::emit(&model, &options).map_err(EngineError::from)?.plan;
     let mut check = Check {
         name: "rows of gdn-300m's products alone and in a batch (batch_invariant)".into(),
