@@ -30,3 +30,9 @@ __device__ __forceinline__ void mask_scores(Frag& a, const float* G, float scale
       a.v[n][r] = i >= j ? a.v[n][r] * scale * exp2_fast(G[i] - G[j]) : 0.f;
     }
 }
+
+// dbeta_i = X_i . (k_i exp(G_i), v_i) - sum_j exp(G_i - G_j) (k_i.k_j) X_i . (w_j, u_j), X = TT (dw, du). The bracket that X_i
+// multiplies is (w_i, u_i) / beta_i, which does not cancel where keys are alike; without beta it is `direct`.
+__device__ __forceinline__ float gradient_of_beta(float beta, float through_wu, float direct) {
+  return fabsf(beta) > 1e-6f ? through_wu / beta : direct;
+}

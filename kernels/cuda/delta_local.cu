@@ -173,10 +173,13 @@ delta_local_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
     }
     Frag A;
     A.zero();
+    float du[2] = {0.f, 0.f};  // X . (w, u): see gradient_of_beta
+    dot_rows(du, X, ws, 1.f);
     mm_of<true>(A, X, ws, ds);
     X.zero();
     mm<true, false>(X, Ts, fs);
     dot_rows(db, X, vs, 1.f);
+    dot_rows(du, X, us, 1.f);
     mm_of<true>(A, X, us, ds);
     scale_frag(X, B[acc_row(0)], B[acc_row(2)]);
     frag_to_tile(vs, X);  // every thread where it alone has read v
@@ -209,9 +212,9 @@ delta_local_backward(Meta m, const elem* __restrict__ q, long long ldq, const el
 #pragma unroll
     for (int hh = 0; hh < 2; ++hh) {
       const int ii = acc_row(2 * hh);
-      const float s = row_sum4(db[hh] + rs[hh]), t = row_sum4(fmaf(B[ii], rs[hh], dg[hh]));
+      const float s = row_sum4(db[hh] + rs[hh]), t = row_sum4(fmaf(B[ii], rs[hh], dg[hh])), z = row_sum4(du[hh]);
       if ((lane & 3) == 0) {
-        rb[ii] = s;
+        rb[ii] = gradient_of_beta(B[ii], z, s);
         rg[ii] = t;
       }
     }

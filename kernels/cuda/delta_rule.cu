@@ -389,7 +389,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
   const long long ldu = (long long)m.HV * VD, ldw = (long long)m.HV * KD;
   load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
   load_tile(Ts, Tin + ((long long)blockIdx.x * m.HV + hv) * TILE * TILE, TILE, TILE);
-  float db[2] = {0.f, 0.f}, dg[2] = {0.f, 0.f};
+  float db[2] = {0.f, 0.f}, dg[2] = {0.f, 0.f}, du[2] = {0.f, 0.f};
   Frag dA, X;
   dA.zero();
   for (int t = 0; t < VT; ++t) {
@@ -403,7 +403,11 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int r = 0; r < 4; ++r) db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[tile_at(acc_row(r), acc_col(n, r))]), db[r >> 1]);
+      for (int r = 0; r < 4; ++r) {
+        const int e = tile_at(acc_row(r), acc_col(n, r));
+        db[r >> 1] = fmaf(X.v[n][r], to_f32(x2[e]), db[r >> 1]);
+        du[r >> 1] = fmaf(X.v[n][r], to_f32(x1[e]), du[r >> 1]);
+      }
     tiles_sync();
     frag_to_tile(x0, X);
 #pragma unroll
@@ -433,6 +437,7 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
         int i = acc_row(r), j = acc_col(n, r);
         float e = exp2_fast(G[i]), xk = X.v[n][r] * to_f32(x2[tile_at(i, j)]) * e;
         db[r >> 1] += xk;
+        du[r >> 1] = fmaf(X.v[n][r], to_f32(x1[tile_at(i, j)]), du[r >> 1]);
         dg[r >> 1] = fmaf(B[i], xk, dg[r >> 1]);
         if (i < rows) dk[(long long)(c.x + i) * ldw + (long long)hv * KD + t * TILE + j] += B[i] * e * X.v[n][r];
       }
@@ -458,8 +463,8 @@ delta_wy_backward(Meta m, const elem* __restrict__ k, long long ldk, const elem*
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     int i = acc_row(2 * s);
-    float b = row_sum4(db[s] + rs[s]), g = row_sum4(fmaf(B[i], rs[s], dg[s]));
-    if ((threadIdx.x & 3) == 0) { rb[i] = b; rg[i] = g; }
+    float b = row_sum4(db[s] + rs[s]), g = row_sum4(fmaf(B[i], rs[s], dg[s])), z = row_sum4(du[s]);
+    if ((threadIdx.x & 3) == 0) { rb[i] = gradient_of_beta(B[i], z, b); rg[i] = g; }
   }
   tiles_sync();
   if (threadIdx.x < rows) {
