@@ -65,7 +65,7 @@ chunk_cumsum_backward(Meta m, const float* __restrict__ dG, long long total_rows
 // T, and W and U from it. T's columns are scaled (by beta exp(G) for W, by beta for U), not the rows of K and V: the
 // scaled copies come out of registers.
 
-// Tw = T diag(S), Tu = T diag(B), of the stored T: so every pass makes the same W and U. Tw may be T itself.
+// Tw = T diag(S), Tu = T diag(B) of a stored T. Tw may be T itself.
 __device__ __forceinline__ void scale_columns(elem* Tw, elem* Tu, const elem* T, const float* S, const float* B) {
   for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
     const int r = i >> 3, c = (i & 7) * 8;
@@ -183,7 +183,6 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
     } else {
       low[(first + i) * LLD + col] = f32_to_bf16(t[i] - bf16_to_f32(hi));
     }
-    t[i] = bf16_to_f32(hi);
   }
   __syncthreads();  // A, the diagonal's inverses and S are there; D is done with
   {
@@ -223,8 +222,12 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
     for (int r = 0; r < 4; ++r) {
       split(-x[r >> 1][(r & 1) * 2], -x[r >> 1][(r & 1) * 2 + 1], ph[d][r], pl[d][r]);
       const unsigned y = transpose8x8(ph[d][r]);
+      const float2 rest = unpack_bf16(transpose8x8(pl[d][r]));
       const int c = first + (lane & 3) * 2 + (r & 1) * 8, e = tile_at(bi * 16 + (lane >> 2) + (r >> 1) * 8, c);
-      const float2 v = unpack_bf16(y), fs = *reinterpret_cast<const float2*>(S + c), fb = *reinterpret_cast<const float2*>(B + c);
+      float2 v = unpack_bf16(y);
+      v.x += rest.x;
+      v.y += rest.y;
+      const float2 fs = *reinterpret_cast<const float2*>(S + c), fb = *reinterpret_cast<const float2*>(B + c);
       *reinterpret_cast<unsigned*>(T + e) = y;
       *reinterpret_cast<unsigned*>(Tw + e) = pack_bf16(v.x * fs.x, v.y * fs.y);
       *reinterpret_cast<unsigned*>(Tu + e) = pack_bf16(v.x * fb.x, v.y * fb.y);
@@ -318,7 +321,7 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
   }
 }
 
-// W and U from the T of an earlier pass. Grid (chunks, HV).
+// W and U from the stored T, for the gradients. Grid (chunks, HV).
 extern "C" __global__ void __launch_bounds__(THREADS, sizeof(elem) == 2 ? 5 : 1)
 delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
          const float* __restrict__ beta, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {

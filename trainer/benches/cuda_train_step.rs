@@ -79,6 +79,7 @@ fn model(batch: usize) -> LanguageModel {
         }),
         logits_chunk_rows: Some(setting("CETERIS_CHUNK_ROWS", "8192").parse().unwrap()),
         branch_gradient_copies: true,
+        shared_tied_gradient: true,
         recompute: match setting("CETERIS_RECOMPUTE", "cheap").as_str() {
             "none" => Recompute::None,
             "block" => Recompute::Block,
@@ -411,6 +412,7 @@ fn accuracy(tokens: &str, weights: &str, scale: f32) {
             weight_decay: &|_| 0.0,
         }),
         branch_gradient_copies: true,
+        shared_tied_gradient: true,
         logits_chunk_rows: Some(batch * length),
         ..PlanOptions::new(Geometry::unpacked(batch, length))
     };

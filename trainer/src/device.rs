@@ -172,6 +172,8 @@ pub struct Compute {
 pub struct PlanChoices {
     /// See `PlanOptions::branch_gradient_copies`.
     pub branch_gradient_copies: bool,
+    /// See `PlanOptions::shared_tied_gradient`.
+    pub shared_tied_gradient: bool,
     /// Rows of logits at a time where the settings do not say.
     pub logits_chunk_rows: Option<usize>,
     /// See [`Recompute`].
@@ -187,6 +189,8 @@ impl Target {
         let rows = if rows >= 2048 { rows / 1024 * 1024 } else { rows };
         PlanChoices {
             branch_gradient_copies: cuda,
+            // Sums there follow the split into micro-batches anyway.
+            shared_tied_gradient: cuda,
             logits_chunk_rows: cuda.then(|| rows.min(geometry.rows())),
             recompute: match recompute {
                 RecomputeSetting::Auto if cuda => Recompute::Cheap,

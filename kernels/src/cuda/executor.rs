@@ -27,6 +27,9 @@ const ID_SLOTS: usize = 6;
 const SMALL: usize = 256;
 const SMALL_SLOTS: usize = 64;
 
+/// Sections that differ in the first micro-batch of a step.
+const FIRST: [Section; 2] = [Section::Forward, Section::Backward];
+
 /// One section, lowered.
 #[derive(Debug)]
 struct Lowered {
@@ -55,7 +58,10 @@ impl Drop for Graph {
 #[derive(Debug)]
 pub struct CudaExecutor {
     // Dropped first to last: graphs and programs before the modules and memory they refer to.
+    /// Every section, then `Forward` and `Backward` of the first micro-batch of a step, where that differs.
     sections: Vec<Lowered>,
+    /// `Begin` has run and no `Backward` since.
+    first: bool,
     products: Products,
     modules: Modules,
     blocks: [Block; 4],
@@ -106,7 +112,11 @@ impl CudaExecutor {
 
         let mut lowering = Lowering::new(&plan, options, &places, &mut modules, &mut products);
         let mut lists = Vec::new();
-        for section in Section::ALL {
+        let first: &[Section] = if lowering.has_first() { &FIRST } else { &[] };
+        for (index, &section) in Section::ALL.iter().chain(first).enumerate() {
+            if index == Section::ALL.len() {
+                lowering.begin_step();
+            }
             let mut ranges = Vec::new();
             for op in plan.ops(section) {
                 let first = lowering.calls.len();
@@ -149,6 +159,7 @@ impl CudaExecutor {
         let blocks = [persistent, arena, side, scratch];
         let mut executor = CudaExecutor {
             sections,
+            first: false,
             products,
             modules,
             blocks,
@@ -243,18 +254,34 @@ impl CudaExecutor {
         Ok(())
     }
 
+    /// Which of `sections` runs now for `section`, and what that means for the next.
+    fn turn(&mut self, section: Section) -> usize {
+        let first = FIRST.iter().position(|&s| self.first && s == section);
+        match section {
+            Section::Begin => self.first = self.sections.len() > Section::ALL.len(),
+            Section::Backward => self.first = false,
+            _ => {}
+        }
+        first.map_or(section as usize, |i| Section::ALL.len() + i)
+    }
+
     fn start(&mut self, section: Section) -> Result<(), CudaError> {
+        let index = self.turn(section);
         self.device.bind()?;
         self.refresh_copies()?;
+        self.launch(index)
+    }
+
+    fn launch(&mut self, index: usize) -> Result<(), CudaError> {
         let stream = self.device.stream();
-        let lowered = &mut self.sections[section as usize];
+        let lowered = &mut self.sections[index];
         if let Some(graph) = &lowered.graph {
             // SAFETY: the graph was captured from this program, whose memory and modules are alive.
             return unsafe { result::graph::launch(graph.0, stream) }.doing(|| "launching a graph".into());
         }
         if lowered.ran && lowered.program.len() > 0 {
             lowered.graph = Some(capture(&mut lowered.program, stream, &self.products)?);
-            return self.start(section);
+            return self.launch(index);
         }
         // The first run goes call by call, so that libraries set themselves up outside of a capture.
         lowered.ran = true;
@@ -267,7 +294,8 @@ impl CudaExecutor {
         self.device.bind()?;
         self.refresh_copies()?;
         let stream = self.device.stream();
-        let lowered = &mut self.sections[section as usize];
+        let index = self.turn(section);
+        let lowered = &mut self.sections[index];
         let mut timers = Vec::new();
         for range in lowered.ranges.clone() {
             let timer = Timer::new()?;
@@ -324,7 +352,8 @@ impl CudaExecutor {
         self.device.bind()?;
         self.refresh_copies()?;
         let stream = self.device.stream();
-        let lowered = &mut self.sections[section as usize];
+        let index = self.turn(section);
+        let lowered = &mut self.sections[index];
         let mut timers = Vec::new();
         for (index, range) in lowered.ranges.clone().into_iter().enumerate() {
             for call in range {

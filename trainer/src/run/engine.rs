@@ -137,6 +137,7 @@ fn plan(config: &RunConfig, target: Target) -> Result<LanguageModel, PlanError> 
             .map(|n| geometry.rows().div_ceil(n))
             .or(choices.logits_chunk_rows),
         branch_gradient_copies: choices.branch_gradient_copies,
+        shared_tied_gradient: choices.shared_tied_gradient,
         recompute: choices.recompute,
         ..PlanOptions::new(geometry)
     };

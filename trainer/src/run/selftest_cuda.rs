@@ -79,6 +79,7 @@ fn rows_alone(device: &cuda::Device) -> Result<Check, RunError> {
     };
     let options = PlanOptions {
         branch_gradient_copies: true,
+        shared_tied_gradient: true,
         logits_chunk_rows: Some(2048),
         ..PlanOptions::new(Geometry::unpacked(1, 2048))
     };
@@ -124,9 +125,9 @@ fn inputs(executor: &mut dyn Executor, plan: &Plan, vocab: usize) -> Result<(), 
     Ok(())
 }
 
-/// Gradients of all parameters, that of a tied head before it is added to the table's, and the losses.
+/// Gradients of all parameters and the losses.
 fn watched(plan: &Plan) -> Result<Vec<BufferId>, EngineError> {
-    let named = ["loss_sum", "nll", "lm_head.grad"].map(|name| {
+    let named = ["loss_sum", "nll"].map(|name| {
         let found = plan.find(name);
         found.ok_or_else(|| EngineError::NoTensor(name.to_owned()))
     });

@@ -186,9 +186,8 @@ impl Lowering<'_> {
         let dgc = self.temporary(c.key_tiles * c.rows * c.heads * 4);
         let (states, vn) = (self.at(o.chunk_states), self.at(o.u));
         let fused = self.fused(&c);
-        match kept {
-            Some(t) => self.chunk_local_again(&c, t)?,
-            None => self.chunk_local(&c, t)?,
+        if kept.is_none() {
+            self.chunk_local(&c, t)?;
         }
         if o.recompute {
             let initial = self.maybe(o.initial_state);
@@ -200,6 +199,9 @@ impl Lowering<'_> {
                 None => self.recurrence(&c, initial, states, vn, Address::NULL)?,
             }
         }
+        // W and U of the forward pass come from T before it was rounded; the gradients take those of T as it is stored,
+        // whether it was kept or made again.
+        self.chunk_local_again(&c, t)?;
         match fused {
             Some((stages, shared)) => self.fused_backward(o, &c, stages, shared, dv, dh)?,
             None => self.separate_backward(o, &c, dv, dh)?,

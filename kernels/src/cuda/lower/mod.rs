@@ -11,7 +11,7 @@ mod operands;
 mod optimizer;
 mod product;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::call::{Address, Arg, Call, Kernel, Launch, Meta, Modules};
 use super::error::CudaError;
@@ -19,7 +19,7 @@ use super::product::{Product, Products, Type};
 use super::source::Source;
 use super::{CudaOptions, Precision};
 use crate::ops::Op;
-use crate::plan::{BufferId, Columns, Plan, Role};
+use crate::plan::{BufferId, Columns, Plan, Role, Section};
 
 /// Alignment of everything in device memory, bytes.
 pub(super) const ALIGN: u64 = 256;
@@ -62,6 +62,37 @@ impl Places {
     }
 }
 
+/// See [`Lowering::overwritten`]. Only of what `Begin` clears: without it the host decides what gradients begin with.
+fn overwritten(plan: &Plan) -> BTreeSet<BufferId> {
+    let cleared: BTreeSet<BufferId> = plan
+        .ops(Section::Begin)
+        .iter()
+        .filter_map(|op| match op {
+            Op::Zero(o) => Some(o.buffers.iter().copied()),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let (mut seen, mut found) = (BTreeSet::new(), BTreeSet::new());
+    for op in [Section::Forward, Section::Backward]
+        .iter()
+        .flat_map(|&s| plan.ops(s))
+    {
+        let product = match op {
+            Op::LinearBackwardWeight(o) => Some(o.dweight),
+            Op::LinearCrossEntropy(o) => o.gradients.as_ref().map(|g| g.dweight),
+            _ => None,
+        };
+        if let Some(id) = product.filter(|id| cleared.contains(id) && !seen.contains(id)) {
+            found.insert(id);
+        }
+        op.clone().visit_mut(&mut |&mut id, _| {
+            seen.insert(id);
+        });
+    }
+    found
+}
+
 /// Makes calls out of operators.
 pub(super) struct Lowering<'a> {
     pub(super) plan: &'a Plan,
@@ -76,6 +107,11 @@ pub(super) struct Lowering<'a> {
     /// Most scratch bytes an operator uses.
     pub(super) scratch: u64,
     used: u64,
+    /// Gradients that a product of `Forward` or `Backward` writes whole before anything adds to them: not cleared, the
+    /// first micro-batch of a step overwrites them.
+    overwritten: BTreeSet<BufferId>,
+    /// Those that the next product on them overwrites.
+    fresh: BTreeSet<BufferId>,
     /// Forward products whose rows do not depend on one another nor on their number.
     pub(super) batch_invariant: bool,
 }
@@ -99,7 +135,19 @@ impl<'a> Lowering<'a> {
             operands: BTreeMap::new(),
             scratch: 0,
             used: 0,
+            overwritten: overwritten(plan),
+            fresh: BTreeSet::new(),
         }
+    }
+
+    /// What is lowered from here on is the first micro-batch of a step.
+    pub(super) fn begin_step(&mut self) {
+        self.fresh.clone_from(&self.overwritten);
+    }
+
+    /// Whether the first micro-batch of a step differs from the others.
+    pub(super) fn has_first(&self) -> bool {
+        !self.overwritten.is_empty()
     }
 
     /// Appends the calls of one operator.

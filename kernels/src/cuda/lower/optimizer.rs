@@ -47,6 +47,7 @@ impl Lowering<'_> {
         let entries: Vec<Entry<2>> = o
             .buffers
             .iter()
+            .filter(|id| !self.overwritten.contains(id))
             .map(|&id| {
                 let words = self.plan.buffer(id).len() as u64 * self.element(id) / 4;
                 Entry {

@@ -168,7 +168,7 @@ impl Lowering<'_> {
         )
     }
 
-    /// `dweight [n, k] += dout [rows, n]ᵀ · x [rows, k]`, in fp32.
+    /// `dweight [n, k] += dout [rows, n]ᵀ · x [rows, k]`, in fp32; `=` where it is the step's first on this gradient.
     pub(super) fn weight_product(
         &mut self,
         rows: u64,
@@ -188,7 +188,7 @@ impl Lowering<'_> {
             ldd: k,
             input: self.elem_type(),
             output: Type::F32,
-            accumulate: true,
+            accumulate: !self.fresh.remove(&dweight),
             align: 0,
         };
         self.product(

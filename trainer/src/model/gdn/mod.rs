@@ -58,6 +58,9 @@ pub struct PlanOptions<'a> {
     /// The gradients of branches are stored a second time in the type of activations, for executors whose residual
     /// stream is wider than their products' inputs.
     pub branch_gradient_copies: bool,
+    /// The parts of a tied table's gradient, of the embedding and of the head, are summed into one buffer as they come,
+    /// instead of once a step: half the memory, but the order of the sum then depends on the split into micro-batches.
+    pub shared_tied_gradient: bool,
     /// Keeps the residual stream after every block and the final norm of `Forward` readable.
     pub keep_hidden_states: bool,
     /// What the backward pass computes again instead of keeping it.
@@ -74,6 +77,7 @@ impl PlanOptions<'_> {
             optimizer: None,
             logits_chunk_rows: None,
             branch_gradient_copies: false,
+            shared_tied_gradient: false,
             keep_hidden_states: false,
             recompute: Recompute::None,
             evaluate_logits: false,
@@ -228,7 +232,9 @@ impl<'a> Emitter<'a> {
             .map(|i| Block::new(&mut b, config, i))
             .collect();
         let norm = whole(&mut b, "model.norm.weight", &[hidden]);
-        let head = if config.tie_word_embeddings {
+        let head = if config.tie_word_embeddings && options.shared_tied_gradient {
+            (embeddings.value, embeddings.gradient)
+        } else if config.tie_word_embeddings {
             // A gradient of its own: summed into the table's once a step, so that neither part's order of sums
             // depends on the split into micro-batches.
             (
@@ -271,9 +277,14 @@ impl<'a> Emitter<'a> {
         self.b.buffer(name, &[self.rows, width], Role::Statistic)
     }
 
+    /// Whether a tied head has a gradient of its own.
+    fn head_sums_apart(&self) -> bool {
+        self.config.tie_word_embeddings && self.head.1 != self.embeddings.gradient
+    }
+
     fn begin(&mut self) {
         let mut buffers: Vec<BufferId> = self.b.parameters().iter().map(|p| p.gradient).collect();
-        if self.config.tie_word_embeddings {
+        if self.head_sums_apart() {
             buffers.push(self.head.1);
         }
         buffers.push(self.loss_sum);
@@ -297,7 +308,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn update(&mut self, optimizer: &Optimizer, hyper: BufferId, norm: BufferId) {
-        if self.config.tie_word_embeddings {
+        if self.head_sums_apart() {
             let (source, target) = (self.head.1, self.embeddings.gradient);
             self.b.push(Section::Update, AddInto { source, target });
         }
