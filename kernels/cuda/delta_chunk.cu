@@ -9,31 +9,34 @@
 // Compile-time: KD, VD (multiples of 64). Layouts, rows = tokens of all sequences one after another:
 //   q, k [rows, H, KD] with row strides ldq, ldk;  v [rows, HV, VD] with row stride ldv;  gc, beta [rows, HV] fp32
 //   w [rows, HV, KD], u, vn, o, dO, dv [rows, HV, VD] elem;  T [chunks, HV, 64, 64] elem
-//   gc is the cumulative sum of g within a chunk (`chunk_cumsum`)
+//   gc is the cumulative sum of g within a chunk (`sum_gates`)
 //   h, dh [chunks, HV, KD, VD] elem: the state before a chunk, the gradient of the state after it
 //   state0, stateN, dstate0, dstateN [docs, HV, KD, VD] fp32, each may be null
 // chunks[c] = {first row, rows, document, index in the document}; docs[d] = {first chunk, chunks}. Both lists
 // and their counts live on the device, so that one captured launch serves any packing of a batch.
 #include "delta.cuh"
 
-// gc = cumulative sum of g within each chunk. A warp a (chunk, head), two rows a lane. Grid (chunks).
-extern "C" __global__ void __launch_bounds__(256)
-chunk_cumsum(Meta m, const float* __restrict__ g, float* __restrict__ gc) {
-  if ((int)blockIdx.x >= m.counts[1]) return;
-  const int4 c = m.chunks[blockIdx.x];
-  const int lane = threadIdx.x & 31;
-  for (int hv = threadIdx.x >> 5; hv < m.HV; hv += 8) {
-    const long long at = (long long)(c.x + lane * 2) * m.HV + hv;
-    const float a = lane * 2 < c.y ? g[at] : 0.f, b = lane * 2 + 1 < c.y ? g[at + m.HV] : 0.f;
-    float s = a + b;
+// Gates of a chunk of one head into shared memory: G = cumulative sum of g in units of log 2, B = beta, rows past the end
+// repeating the last sum and with beta 0. gc gets the sum itself, for the kernels that come after. The first warp does
+// it, two rows a lane.
+__device__ __forceinline__ void sum_gates(float* G, float* B, const float* g, const float* beta, float* gc, const int4& c, int HV, int hv) {
+  if (threadIdx.x >= 32) return;
+  const int lane = threadIdx.x, r = lane * 2;
+  const long long at = (long long)(c.x + r) * HV + hv;
+  const float a = r < c.y ? g[at] : 0.f, b = r + 1 < c.y ? g[at + HV] : 0.f;
+  B[r] = r < c.y ? beta[at] : 0.f;
+  B[r + 1] = r + 1 < c.y ? beta[at + HV] : 0.f;
+  float s = a + b;
 #pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-      float n = __shfl_up_sync(0xffffffffu, s, o);
-      if (lane >= o) s += n;
-    }
-    if (lane * 2 < c.y) gc[at] = s - (a + b) + a;
-    if (lane * 2 + 1 < c.y) gc[at + m.HV] = s;
+  for (int o = 1; o < 32; o <<= 1) {
+    const float n = __shfl_up_sync(0xffffffffu, s, o);
+    if (lane >= o) s += n;
   }
+  const float first = s - (a + b) + a;
+  G[r] = LOG2E * first;
+  G[r + 1] = LOG2E * s;
+  if (r < c.y) gc[at] = first;
+  if (r + 1 < c.y) gc[at + HV] = s;
 }
 
 // dg_t = sum over s >= t of the chunk of dG_s, dG summed over its slices. Grid (chunks).
@@ -238,8 +241,8 @@ __device__ __forceinline__ void invert_unit_lower(const Frag& a, const float* G,
 
 // Chunk-local part: T (Tout may be null), W, U. Grid (chunks, HV).
 extern "C" __global__ void __launch_bounds__(THREADS, sizeof(elem) == 2 ? 4 : 1)
-delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
-         const float* __restrict__ beta, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
+delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ g,
+         const float* __restrict__ beta, float* __restrict__ gc, elem* __restrict__ Tout, elem* __restrict__ w, elem* __restrict__ u) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
   elem* ks = first_tile(smem);
@@ -263,7 +266,7 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
     if (t == 0) {
       load_tile_async(vs, vb, ldv, rows);
       async_commit();
-      load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
+      sum_gates(G, B, g, beta, gc, c, m.HV, hv);
     }
     if (t == 0) async_wait<1>();
     else async_wait<0>();
@@ -323,8 +326,8 @@ delta_wy(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
 
 // W and U from the stored T, for the gradients. Grid (chunks, HV).
 extern "C" __global__ void __launch_bounds__(THREADS, sizeof(elem) == 2 ? 5 : 1)
-delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ gc,
-         const float* __restrict__ beta, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {
+delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restrict__ v, long long ldv, const float* __restrict__ g,
+         const float* __restrict__ beta, float* __restrict__ gc, const elem* __restrict__ T, elem* __restrict__ w, elem* __restrict__ u) {
   if ((int)blockIdx.x >= m.counts[1]) return;
   extern __shared__ __align__(16) unsigned char smem[];
   elem* Tw = first_tile(smem);  // T, then T diag(S)
@@ -343,7 +346,7 @@ delta_wu(Meta m, const elem* __restrict__ k, long long ldk, const elem* __restri
   load_tile_async(ks, kb, ldk, rows);
   load_tile_async(vs, vb, ldv, rows);
   async_commit();
-  load_gates(G, B, gc, beta, c.x, rows, m.HV, hv);
+  sum_gates(G, B, g, beta, gc, c, m.HV, hv);
   __syncthreads();
   if (threadIdx.x < TILE) S[threadIdx.x] = B[threadIdx.x] * exp2_fast(G[threadIdx.x]);
   async_wait<1>();

@@ -97,7 +97,7 @@ impl Source {
             Source::Gates => file!("gates.cu", &["gates", "gates_backward"]),
             Source::DeltaChunk => file!(
                 "delta_chunk.cu",
-                &["chunk_cumsum", "chunk_cumsum_backward", "delta_wy", "delta_wu"]
+                &["chunk_cumsum_backward", "delta_wy", "delta_wu"]
             ),
             Source::DeltaFused => file!("delta_fused.cu", &["delta_forward", "delta_backward"]),
             Source::DeltaLocal => file!("delta_local.cu", &["delta_local_backward"]),

@@ -105,22 +105,12 @@ impl Lowering<'_> {
 
     /// Cumulative decays, T (where wanted), W and U.
     fn chunk_local(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
-        self.cumulative_decays(c)?;
         self.through_t(c, "delta_wy", c.shared(6, 3 * 64 + 64 * 24 / 2), t)
     }
 
     /// Cumulative decays, W and U from a T that the forward pass kept.
     fn chunk_local_again(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
-        self.cumulative_decays(c)?;
         self.through_t(c, "delta_wu", c.shared(4, 3 * 64), t)
-    }
-
-    fn cumulative_decays(&mut self, c: &Chunked) -> Result<(), CudaError> {
-        let sizes = [("KD", c.shape.key_dim), ("VD", c.shape.value_dim)];
-        let kernel = self.kernel(Source::DeltaChunk, &sizes, "chunk_cumsum", 0)?;
-        let args = vec![c.meta, Arg::At(c.g), Arg::At(c.gc)];
-        self.launch(kernel, (c.chunks, 1, 1), 256, 0, args);
-        Ok(())
     }
 
     fn through_t(
@@ -136,8 +126,9 @@ impl Lowering<'_> {
             c.k[1],
             c.v[0],
             c.v[1],
-            Arg::At(c.gc),
+            Arg::At(c.g),
             Arg::At(c.beta),
+            Arg::At(c.gc),
             Arg::At(t),
             Arg::At(c.w),
             Arg::At(c.u),
