@@ -85,6 +85,12 @@ pub struct Curve {
     pub points: Vec<Point>,
     /// Seconds of the whole run and its steps, where the log sums up.
     pub whole_run: Option<(f64, u64)>,
+    /// What logged losses were divided by.
+    pub loss_divisor: f64,
+    /// Tokens that one step consumes on all devices together, where given or logged.
+    pub tokens_per_step: Option<u64>,
+    /// Devices of the run, where given or logged.
+    pub devices: Option<u64>,
     /// What a reader of the comparison should know of how the log was read.
     pub notes: Vec<String>,
 }
@@ -111,6 +117,8 @@ pub struct ReadOptions {
     pub kind: Option<LogKind>,
     /// What logged losses are divided by: the number of ranks they were summed over.
     pub loss_divisor: f64,
+    /// Whether the divisor is for logs of the Hugging Face `Trainer` alone.
+    pub divides_hf_only: bool,
     /// Steps between two records of a log that does not count steps.
     pub logging_steps: Option<u64>,
     /// Tokens that one step consumes on all devices together.
@@ -125,6 +133,7 @@ impl Default for ReadOptions {
             name: None,
             kind: None,
             loss_divisor: 1.0,
+            divides_hf_only: false,
             logging_steps: None,
             tokens_per_step: None,
             devices: None,

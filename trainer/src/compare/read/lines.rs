@@ -66,10 +66,6 @@ impl Pieces {
     }
 
     /// Reads up to the next line end into `bytes`: `None` at the end of the file, else the byte that ended the piece.
-    #[expect(
-        clippy::option_option,
-        reason = "the end of the file and a piece that it ends are two things"
-    )]
     fn fill(&mut self) -> Result<Option<Option<u8>>, LogError> {
         self.bytes.clear();
         loop {

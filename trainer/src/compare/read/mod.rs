@@ -1,6 +1,13 @@
 //! Readers of logs, one file a kind.
 
+mod csv;
+mod detect;
+mod hf_console;
+mod hf_record;
+mod hf_state;
 mod lines;
+mod literal;
+mod megatron;
 mod metrics;
 pub(super) mod number;
 
@@ -17,6 +24,8 @@ struct Collected {
     points: Vec<(u64, Point, Logged)>,
     /// Seconds of the whole run and its steps.
     whole_run: Option<(f64, u64)>,
+    /// Whether the points' tokens per second are those of all devices together.
+    rates_of_all_devices: bool,
     /// Devices, where the log tells.
     devices: Option<u64>,
     /// Tokens a step, where the log tells.
@@ -40,8 +49,17 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Curve, LogError
         });
     }
     let file = file_of(path)?;
-    let kind = options.kind.unwrap_or(LogKind::Metrics);
-    let found = metrics::read(&file)?;
+    let kind = match options.kind {
+        Some(kind) => kind,
+        None => detect::kind(&file)?,
+    };
+    let found = match kind {
+        LogKind::Metrics => metrics::read(&file),
+        LogKind::HfConsole => hf_console::read(&file, options),
+        LogKind::HfState => hf_state::read(&file),
+        LogKind::Megatron => megatron::read(&file),
+        LogKind::Csv => csv::read(&file),
+    }?;
     finish(path, file, kind, found, options)
 }
 
@@ -71,6 +89,7 @@ fn finish(
     let Collected {
         points: mut rows,
         whole_run,
+        rates_of_all_devices,
         devices,
         tokens_per_step,
         mut notes,
@@ -81,8 +100,17 @@ fn finish(
             problem: format!("no loss found in this {} log", kind.name()),
         });
     }
+    let loss_divisor = if options.divides_hf_only && !kind.is_hf() {
+        1.0
+    } else {
+        options.loss_divisor
+    };
     let devices = options.devices.or(devices);
     let tokens_per_step = options.tokens_per_step.or(tokens_per_step);
+    if rates_of_all_devices && devices.is_none() {
+        notes
+            .push("tokens per second are those of all devices together: --devices N divides them".to_owned());
+    }
     let back = rows
         .windows(2)
         .filter(|pair| pair[1].1.step < pair[0].1.step)
@@ -92,11 +120,14 @@ fn finish(
     let mut points: Vec<Point> = Vec::with_capacity(rows.len());
     let (mut repeated, mut first, mut last) = (0_u64, u64::MAX, 0);
     for (_, mut point, loss) in rows {
-        let loss = loss.divided_by(options.loss_divisor);
+        let loss = loss.divided_by(loss_divisor);
         point.loss = loss.value;
         point.loss_decimals = loss.decimals.min(MOST_DECIMALS);
         if point.tokens.is_none() {
             point.tokens = tokens_per_step.and_then(|tokens| tokens.checked_mul(point.step));
+        }
+        if rates_of_all_devices && let Some(devices) = devices.filter(|n| *n > 0) {
+            point.tokens_per_s = point.tokens_per_s.map(|rate| rate / devices as f64);
         }
         if let (None, Some(tokens), Some(devices), Some(step_s)) =
             (point.tokens_per_s, tokens_per_step, devices, point.step_s)
@@ -137,18 +168,29 @@ fn finish(
             lost.len()
         ));
     }
-    let name = options.name.clone().unwrap_or_else(|| {
-        given.file_stem().map_or_else(
-            || given.display().to_string(),
-            |name| name.to_string_lossy().into_owned(),
-        )
-    });
+    let name = options.name.clone().unwrap_or_else(|| name_of(given));
     Ok(Curve {
         name,
         origin: file,
         kind,
         points,
         whole_run,
+        loss_divisor,
+        tokens_per_step,
+        devices,
         notes,
     })
+}
+
+/// A run's name: that of its folder, or of its log.
+fn name_of(given: &Path) -> String {
+    let named = match given.file_name().and_then(|name| name.to_str()) {
+        Some("metrics.jsonl" | "trainer_state.json") => given.parent().and_then(Path::file_name),
+        _ if given.is_dir() => given.file_name(),
+        _ => given.file_stem(),
+    };
+    named.map_or_else(
+        || given.display().to_string(),
+        |name| name.to_string_lossy().into_owned(),
+    )
 }
