@@ -45,7 +45,7 @@ pub(crate) fn commit(file: NamedTempFile, target: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// What the operating system says.
-pub(crate) fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = begin(target)?;
     io::Write::write_all(&mut file, bytes)?;
     commit(file, target)

@@ -1,6 +1,6 @@
 //! Token sources, collators and the deterministic loader.
 
-mod atomic;
+pub mod atomic;
 pub mod cli;
 pub mod collate;
 pub mod diff;

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod cli;
+pub mod compare;
 pub mod config;
 pub mod data;
 pub mod device;

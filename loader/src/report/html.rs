@@ -12,7 +12,7 @@ use crate::diff::tokens::TokenDifference;
 /// Documents listed on the page.
 const DOCUMENTS: usize = 100;
 
-const STYLE: &str = "
+pub(super) const STYLE: &str = "
 :root{color-scheme:light}
 body{font:15px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif;color:#1c2733;background:#f6f7f9;margin:0}
 main{max-width:820px;margin:0 auto;padding:24px 20px 48px}
@@ -54,11 +54,7 @@ pub fn page(comparison: &Comparison) -> String {
     }
     documents(&mut page, comparison);
     epochs(&mut page, comparison);
-    let _ = write!(
-        page,
-        "<p class=\"dim\">Written by Ceteris {}; nothing on this page is loaded from elsewhere.</p>\n</main></body></html>\n",
-        env!("CARGO_PKG_VERSION")
-    );
+    super::chart::end_page(&mut page);
     page
 }
 

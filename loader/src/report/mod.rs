@@ -1,5 +1,6 @@
 //! Reports of a comparison: sentences and numbers for a terminal, JSON for programs, a page for people.
 
+pub mod chart;
 pub mod decode;
 mod drawings;
 pub mod html;

@@ -35,14 +35,14 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 42.0;
 
-fn open(width: f64, height: f64, label: &str) -> String {
+pub(super) fn open(width: f64, height: f64, label: &str) -> String {
     format!(
         "<svg viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\" aria-label=\"{}\">\n",
         escape(label)
     )
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, words: &str) {
+pub(super) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, class: &str, words: &str) {
     let _ = writeln!(
         svg,
         "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{}</text>",

@@ -1,6 +1,7 @@
-//! The command line. Exit codes: 0 done, 1 not as it should be (a run stopped before its end, a failed self-test),
-//! 2 error.
+//! The command line. Exit codes: 0 done, 1 not as it should be (a run stopped before its end, a failed self-test, a gap
+//! beyond its tolerance), 2 error.
 
+mod compare;
 mod config;
 mod groups;
 mod init;
@@ -26,6 +27,12 @@ struct Cli {
 enum Command {
     /// Trains, or goes on from the newest checkpoint of the run's folder.
     Train(train::Args),
+    /// Holds the loss curves of several runs against each other.
+    ///
+    /// Logs are metrics.jsonl (or a run's folder), the output or trainer_state.json of the HF Trainer and of FLA on it,
+    /// Megatron-LM's and Primus' output, or CSV. The first log is A, the next B, and so on; (B - A) / A is the gap. Exit
+    /// code 0: done, 1: a gap exceeds --tolerance, 2: an error.
+    Compare(Box<compare::Args>),
     /// Shows settings.
     Config(config::Args),
     /// Lists every tensor with its weight decay, under each preset or the settings'.
@@ -52,6 +59,7 @@ pub fn run(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
     };
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Groups(args) => groups::run(&args),
         Command::Init(args) => init::run(&args),
