@@ -237,7 +237,7 @@ pub fn check_batch_invariance(
         precision,
         batch_invariant: true,
     };
-    let shapes: BTreeSet<Shape> = list(plan, options, Some(device))?.1;
+    let shapes: BTreeSet<Shape> = list(plan, options, device.shared_memory())?.1;
     let products = Products::new(device)?;
     let mut modules = Modules::new(device);
     let probe = Probe::new(&mut modules, precision)?;

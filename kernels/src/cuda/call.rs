@@ -12,8 +12,8 @@ use super::error::{CudaError, Doing};
 use super::product::{Product, Products};
 use super::source::{Source, Unit};
 
-/// Most shared memory a block may use on compute capability 9.0: what holds where units are only listed.
-const HOPPER_SHARED: u32 = 227 * 1024;
+/// Most shared memory a block may use on compute capability 9.0: what units are listed for where no device is known.
+pub(super) const HOPPER_SHARED: u32 = 227 * 1024;
 
 /// A device address that may lie in the scratch block, whose place is known only when everything is lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,12 +293,12 @@ impl Modules {
         }
     }
 
-    /// Compiles and loads nothing: [`units`](Self::units) then says what was asked for. With the sizes of `device`, else of
-    /// compute capability 9.0.
-    pub(super) fn listing(device: Option<&Device>) -> Self {
+    /// Compiles and loads nothing: [`units`](Self::units) then says what was asked for, for a device whose blocks may use
+    /// `shared` bytes of shared memory.
+    pub(super) fn listing(shared: u32) -> Self {
         Modules {
             arch: None,
-            shared: device.map_or(HOPPER_SHARED, Device::shared_memory),
+            shared,
             loaded: BTreeMap::new(),
         }
     }

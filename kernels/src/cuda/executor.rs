@@ -96,7 +96,7 @@ impl CudaExecutor {
         let options = options.into();
         let precision = options.precision;
         device.bind()?;
-        let (units, _) = list(&plan, options, Some(&device))?;
+        let (units, _) = list(&plan, options, device.shared_memory())?;
         let layout = layout(&plan, precision);
         let persistent = Block::zeroed(&device, layout.persistent as u64)?;
         let arena = Block::zeroed(&device, layout.arena as u64)?;

@@ -334,18 +334,7 @@ impl Products {
         // SAFETY: reads a constant of the library.
         let version = unsafe { sys::cublasLtGetVersion() };
         let library = format!("cuBLASLt {version} on {}", device.name());
-        let mut notes = Vec::new();
-        if record.get("library") != Some(&library) {
-            if !record.is_empty() {
-                let other = record.get("library").map_or("something unnamed", String::as_str);
-                notes.push(format!(
-                    "the algorithms of the matrix products were chosen with {other}; they do not hold for {library} and are \
-                     chosen again: results may differ in their last bits from what was computed before"
-                ));
-            }
-            record.clear();
-            record.insert("library".into(), library.clone());
-        }
+        let notes = adopt(record, &library).into_iter().collect();
         let known = algorithm_cache::load(&library);
         for index in 0..self.prepared.len() {
             let shape = self.prepared[index].shape;
@@ -483,6 +472,25 @@ impl Drop for Products {
     }
 }
 
+/// Makes the record one of `library`: what another library or device chose does not hold and is dropped, which the user is
+/// told.
+fn adopt(record: &mut AlgorithmRecord, library: &str) -> Option<String> {
+    let other = record.get("library").map(String::as_str);
+    if other == Some(library) {
+        return None;
+    }
+    let note = (!record.is_empty()).then(|| {
+        format!(
+            "the algorithms of the matrix products were chosen with {}; they do not hold for {library} and are chosen again: \
+             results may differ in their last bits from what was computed before",
+            other.unwrap_or("an unnamed library")
+        )
+    });
+    record.clear();
+    record.insert("library".into(), library.to_owned());
+    note
+}
+
 pub(super) fn format_algorithm(a: &sys::cublasLtMatmulAlgo_t) -> String {
     a.data.iter().map(|w| format!("{w:016x}")).collect()
 }
@@ -501,6 +509,24 @@ fn parse(hex: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_of_another_library_is_dropped_with_a_note() {
+        let mut record = AlgorithmRecord::new();
+        assert_eq!(adopt(&mut record, "cuBLASLt 1 on A"), None);
+        record.insert("shape".into(), "00".into());
+        assert_eq!(adopt(&mut record, "cuBLASLt 1 on A"), None);
+        assert_eq!(record.len(), 2);
+        let note = adopt(&mut record, "cuBLASLt 2 on B").unwrap();
+        assert!(
+            note.contains("cuBLASLt 1 on A") && note.contains("cuBLASLt 2 on B"),
+            "{note}"
+        );
+        assert_eq!(
+            record.into_iter().collect::<Vec<_>>(),
+            [("library".into(), "cuBLASLt 2 on B".into())]
+        );
+    }
 
     #[test]
     fn an_algorithm_survives_the_record() {

@@ -3,7 +3,7 @@
 use ceteris_kernels::conformance::Rng;
 use ceteris_trainer::config::{DocumentMarker, Precision, RunConfig};
 
-use crate::common::{device, engine, layers_of_300m, sequence};
+use crate::common::{device, engine, first_batch, layers_of_300m, sequence, small};
 
 const VOCAB: usize = 32_768;
 
@@ -87,6 +87,45 @@ fn v73_log_probs_have_the_same_bits_in_every_layout() {
             );
         }
     }
+}
+
+/// Needs no device: what a log-probability is, and that the CPU's do not depend on the layout either.
+#[test]
+fn log_probs_are_those_of_the_loss_in_every_layout_on_the_cpu() {
+    let mut rng = Rng::new(7);
+    let sequences: Vec<Vec<i32>> = [2, 40, 96, 65, 7, 1].map(|n| sequence(&mut rng, n, 64)).into();
+    let given: Vec<usize> = (0..sequences.len()).collect();
+    let run = |rows: u64, seq_length: usize, documents: usize| {
+        let mut config = small(seq_length);
+        config.train.device = "cpu".into();
+        config.batch.micro_batch_size = rows;
+        if documents > 1 {
+            config.data.documents = DocumentMarker::Bos;
+            config.data.max_documents_per_row = documents;
+        }
+        config
+    };
+    let want = bits(&run(1, 96, 1), &sequences, &given);
+    for (rows, seq_length, documents) in [(4, 96, 1), (1, 211, 6), (2, 128, 3)] {
+        let got = bits(&run(rows, seq_length, documents), &sequences, &given);
+        assert_same(
+            &got,
+            &want,
+            &format!("{rows} x {seq_length}, {documents} in a row"),
+        );
+    }
+    // Their mean is the loss.
+    let config = run(1, 96, 1);
+    let batch = first_batch(&config, &sequences[2..3]);
+    let loss = engine(&config).gradients(&batch).unwrap();
+    let sum: f64 = want[2].iter().map(|b| -f64::from(f32::from_bits(*b))).sum();
+    let mean = sum / want[2].len() as f64;
+    assert!((loss / mean - 1.0).abs() < 1e-6, "{loss} {mean}");
+    let long = engine(&config).log_probs(&[vec![1; 97]]).unwrap_err();
+    assert!(
+        long.to_string().contains("97 tokens does not fit a row of 96"),
+        "{long}"
+    );
 }
 
 #[test]
