@@ -80,15 +80,15 @@ mod tests {
 
     #[test]
     fn kernels_are_chosen_by_the_shared_memory_of_the_device() {
-        // Compute capability 9.0, 8.0 and 8.9.
-        let (h, a, l) = (HOPPER_SHARED, 163 * 1024, 99 * 1024);
+        // Compute capability 9.0, 8.0, 8.9, and less than any has.
+        let (h, a, l, few) = (HOPPER_SHARED, 163 * 1024, 99 * 1024, 64 * 1024);
         assert_eq!(
-            [h, a, l].map(|s| recurrence(64, s)),
-            ["STAGES=2", "STAGES=2", "STAGES=1"]
+            [h, a, l, few].map(|s| recurrence(64, s)),
+            ["STAGES=2", "STAGES=2", "STAGES=2", "separate"]
         );
         assert_eq!(
-            [h, a, l].map(|s| recurrence(128, s)),
-            ["STAGES=2", "STAGES=1", "separate"]
+            [h, a, l, few].map(|s| recurrence(128, s)),
+            ["STAGES=2", "STAGES=2", "STAGES=1", "separate"]
         );
         let why = recurrence(256, l);
         assert!(
