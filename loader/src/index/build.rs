@@ -121,6 +121,7 @@ pub fn build_split(
     let Some(plan) = config.plan(split)? else {
         return Ok(None);
     };
+    let store = options.store.map(Store::afresh);
     let parts = plan
         .blend
         .prefixes
@@ -144,7 +145,7 @@ pub fn build_split(
                     }
                 })
             };
-            let stored = match (options.import, options.store) {
+            let stored = match (options.import, &store) {
                 (Some(caches), _) => {
                     let fresh = build()?;
                     let lengths = data.index().lengths()?;
@@ -189,7 +190,7 @@ pub fn build_split(
     let (dataset, blend_outcome) = match &shares {
         None => (MegatronDataset::single(Arc::clone(&parts[0].index)), None),
         Some(shares) => {
-            let (blend, outcome) = match options.store {
+            let (blend, outcome) = match &store {
                 Some(store) => store.blend::<BuildError>(shares)?,
                 None => (shares.build()?, Outcome::Built),
             };

@@ -116,6 +116,14 @@ pub enum LoaderError {
         /// The slot.
         slot: u64,
     },
+    /// What the order looks samples up in was damaged since it was opened.
+    #[error("{at}: {why}")]
+    Damaged {
+        /// Where.
+        at: StepAt,
+        /// File, entry and what to do.
+        why: String,
+    },
     /// A sample cannot be read.
     #[error("{at}: {sample}: {source}")]
     Read {

@@ -271,6 +271,10 @@ impl Epoch for RandomEpoch {
         self.parts.samples.id(self.position(place)?)
     }
 
+    fn fault(&self, place: Place) -> Option<String> {
+        self.parts.samples.fault(self.position(place)?)
+    }
+
     fn is_padding(&self, _place: Place) -> bool {
         false
     }

@@ -8,6 +8,9 @@
 //! new stamps are fingerprinted again: the same content is a hit and gets its stamps renewed, other content is stale. A
 //! record of the same content under another path (data and cache moved to another machine) is a hit too.
 //!
+//! The arrays have stamps as well: where one is another than recorded, its values are compared with the recorded hash
+//! once, and damage is stale too.
+//!
 //! Safe with any number of builders at once: every file appears by renaming, the record last, and a lock beside it lets
 //! one build while the others wait (where the file system has no locks, all build, which gives the same files).
 
@@ -18,7 +21,7 @@ mod lock;
 mod record;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{fmt, fs, io};
 
 use ceteris_samplers::orders::megatron_epochs::GptIndexSpec;
@@ -94,6 +97,9 @@ pub enum StoreError {
 pub struct Store {
     folder: PathBuf,
     no_rebuild: bool,
+    /// Records of datasets, by name, as they were at the first miss: a build with a thousand sources misses a thousand
+    /// times, and reads them once.
+    others: Arc<OnceLock<Vec<(String, Record)>>>,
 }
 
 /// A cached or built dataset.
@@ -139,7 +145,33 @@ impl Store {
         Store {
             folder: folder.to_owned(),
             no_rebuild,
+            others: Arc::default(),
         }
+    }
+
+    /// The same folder for one more build: records that were written since are seen.
+    #[must_use]
+    pub fn afresh(&self) -> Self {
+        Store::new(&self.folder, self.no_rebuild)
+    }
+
+    /// Records of datasets in the folder, in the order of their names.
+    fn others(&self) -> &[(String, Record)] {
+        self.others.get_or_init(|| {
+            let Ok(entries) = fs::read_dir(&self.folder) else {
+                return Vec::new();
+            };
+            let mut names: Vec<String> = entries
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))
+                .filter(|name| name.starts_with("ceteris-") && !name.starts_with("ceteris-blend-"))
+                .collect();
+            names.sort();
+            names
+                .into_iter()
+                .filter_map(|name| self.read_record(&name).ok()?.map(|record| (name, record)))
+                .collect()
+        })
     }
 
     /// The folder.
@@ -209,9 +241,9 @@ impl Store {
             .read_record(&base)
             .ok()
             .flatten()
-            .and_then(|record| self.open(&record).ok())
+            .and_then(|mut record| self.open(&mut record).ok())
         {
-            Some(index) => index,
+            Some((index, _)) => index,
             None => index,
         };
         Ok(Stored {
@@ -234,7 +266,7 @@ impl Store {
             outcome,
             index_hash: Some(record.index_hash.clone()),
         };
-        let record = match self.read_record(base) {
+        let mut record = match self.read_record(base) {
             Ok(Some(record)) if record.key == *key => record,
             Ok(Some(_)) => return Ok(Err(Some("the record belongs to another order".to_owned()))),
             Err(reason) => return Ok(Err(Some(reason))),
@@ -248,11 +280,15 @@ impl Store {
         if !untouched && let Some(reason) = difference(&record.content, &content_of(data)?) {
             return Ok(Err(Some(reason)));
         }
-        let index = match self.open(&record) {
-            Ok(index) => index,
+        let (index, renewed) = match self.open(&mut record) {
+            Ok(opened) => opened,
             Err(reason) => return Ok(Err(Some(reason))),
         };
         if untouched {
+            if renewed {
+                // A cache that cannot be written to is still good for reading.
+                let _ = self.write_record(base, &record);
+            }
             return Ok(Ok(stored(&record, index, Outcome::Hit)));
         }
         let renewed = Record {
@@ -260,7 +296,6 @@ impl Store {
             bin_stamp: bin,
             ..record
         };
-        // A cache that cannot be written to is still good for reading.
         let _ = self.write_record(base, &renewed);
         Ok(Ok(stored(&renewed, index, Outcome::HitSameContent)))
     }
@@ -274,20 +309,8 @@ impl Store {
         place: &Path,
         data: &IndexedDataset,
     ) -> Result<Result<Stored, Option<String>>, StoreError> {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
-            return Ok(Err(None));
-        };
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))
-            .filter(|name| name.starts_with("ceteris-") && name != base)
-            .collect();
-        names.sort();
         let (mut content, mut stale) = (None, None);
-        for name in names {
-            let Ok(Some(record)) = self.read_record(&name) else {
-                continue;
-            };
+        for (name, record) in self.others().iter().filter(|(name, _)| name != base) {
             let replaced = stale.is_none() && record.place == place && record.key.same_order(key);
             if record.key != *key && !replaced {
                 continue;
@@ -303,7 +326,10 @@ impl Store {
             if record.key != *key {
                 continue;
             }
-            let Ok(index) = self.open(&record) else { continue };
+            let mut record = record.clone();
+            let Ok((index, _)) = self.open(&mut record) else {
+                continue;
+            };
             let outcome = Outcome::HitMoved {
                 record: self.path(&format!("{name}.json")),
             };
