@@ -113,6 +113,31 @@ pub struct Stored {
     pub index_hash: Option<String>,
 }
 
+/// What decides the indices, where the data lies, and the name the two give.
+fn identity(
+    data: &IndexedDataset,
+    sequences: std::ops::Range<u64>,
+    spec: &GptIndexSpec,
+) -> (Key, PathBuf, String) {
+    let key = Key {
+        name: data
+            .prefix()
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        first_sequence: sequences.start,
+        end_sequence: sequences.end,
+        sequence_length: spec.sequence_length,
+        add_extra_token: spec.add_extra_token,
+        random_seed: spec.random_seed,
+        num_samples: spec.num_samples,
+        drop_last_partial_sequence: spec.drop_last_partial_sequence,
+    };
+    let place = fs::canonicalize(idx_path(data.prefix())).unwrap_or_else(|_| idx_path(data.prefix()));
+    let base = format!("ceteris-{}", short_hash(&key, &place.to_string_lossy()));
+    (key, place, base)
+}
+
 /// The records in a folder, by name, as they stand.
 ///
 /// # Errors
@@ -183,6 +208,17 @@ impl Store {
         self.folder.join(file)
     }
 
+    /// A record of these indices is there, whatever it holds.
+    pub fn has_record(
+        &self,
+        data: &IndexedDataset,
+        sequences: std::ops::Range<u64>,
+        spec: &GptIndexSpec,
+    ) -> bool {
+        let (_, _, base) = identity(data, sequences, spec);
+        self.path(&format!("{base}.json")).exists()
+    }
+
     /// The indices of `sequences` of a dataset: from the cache, or built by `build` and kept.
     ///
     /// # Errors
@@ -194,22 +230,7 @@ impl Store {
         spec: &GptIndexSpec,
         build: impl FnOnce() -> Result<GptIndex, E>,
     ) -> Result<Stored, E> {
-        let key = Key {
-            name: data
-                .prefix()
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            first_sequence: sequences.start,
-            end_sequence: sequences.end,
-            sequence_length: spec.sequence_length,
-            add_extra_token: spec.add_extra_token,
-            random_seed: spec.random_seed,
-            num_samples: spec.num_samples,
-            drop_last_partial_sequence: spec.drop_last_partial_sequence,
-        };
-        let place = fs::canonicalize(idx_path(data.prefix())).unwrap_or_else(|_| idx_path(data.prefix()));
-        let base = format!("ceteris-{}", short_hash(&key, &place.to_string_lossy()));
+        let (key, place, base) = identity(data, sequences, spec);
         let mut why = match self.look_up(&base, &key, &place, data)? {
             Ok(stored) => return Ok(stored),
             Err(reason) => reason,
