@@ -80,7 +80,7 @@ pub enum LoaderError {
     /// There is nothing to deliver.
     #[error(
         "there is no micro-step to deliver: {num_samples} samples over {world_size} ranks with micro-batches of \
-         {micro_batch_size}"
+         {micro_batch_size} are all dropped; with drop_last false they are kept as short micro-batches"
     )]
     EmptyEpoch {
         /// Samples of the dataset.
