@@ -36,9 +36,19 @@ pub(crate) fn begin(target: &Path) -> io::Result<NamedTempFile> {
 /// # Errors
 /// What the operating system says; an older file of that name is then still there.
 pub(crate) fn commit(file: NamedTempFile, target: &Path) -> io::Result<()> {
+    name(file, target)?;
+    File::open(folder_of(target))?.sync_all()
+}
+
+/// As [`commit`], but a crash of the machine may still take the name away: for files that mean nothing until another one
+/// of the same folder is committed, which makes all names of the folder last.
+///
+/// # Errors
+/// What the operating system says; an older file of that name is then still there.
+pub(crate) fn name(file: NamedTempFile, target: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(target).map_err(|e| e.error)?;
-    File::open(folder_of(target))?.sync_all()
+    Ok(())
 }
 
 /// Writes a small file as a whole.

@@ -82,6 +82,23 @@ pub trait Epoch: Send + Sync + fmt::Debug {
     fn position(&self, place: Place) -> Option<u64>;
     /// Row of the stored table, `None` past the end.
     fn sample(&self, place: Place) -> Option<SampleId>;
+    /// Why a place inside the epoch has no sample: something the order looks up was damaged while it ran. `None` for
+    /// places that have one and places past the end.
+    fn fault(&self, _place: Place) -> Option<String> {
+        None
+    }
+    /// As [`Epoch::sample`], where damage is no end of the epoch.
+    ///
+    /// # Errors
+    /// [`OrderError::Damaged`] with what [`Epoch::fault`] says.
+    fn checked_sample(&self, place: Place) -> Result<Option<SampleId>, OrderError> {
+        match self.sample(place) {
+            Some(sample) => Ok(Some(sample)),
+            None => self
+                .fault(place)
+                .map_or(Ok(None), |why| Err(OrderError::Damaged(why))),
+        }
+    }
     /// The place consumes a sample the epoch already consumed, because the order pads its end.
     fn is_padding(&self, place: Place) -> bool;
     /// Positions consumed a second time by padding, in deal order.

@@ -391,6 +391,9 @@ pub enum OrderError {
     /// A list points outside what it is applied to.
     #[error(transparent)]
     Compose(#[from] ComposeError),
+    /// A file the order looks samples up in does not hold what it must.
+    #[error("{0}")]
+    Damaged(String),
     /// A size above what the machine or the emulated code can hold.
     #[error("{0}")]
     TooLarge(String),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ceteris_samplers::{Order, Place};
+use ceteris_samplers::{Order, OrderError, Place};
 use rayon::prelude::*;
 
 use super::failure::Failure;
@@ -61,20 +61,23 @@ pub fn check_rows(
     let micro_batch_size = order.geometry().micro_batch_size;
     for epoch in plan.epochs() {
         let index = order.epoch(epoch)?;
-        plan.micro_steps_of(epoch).into_par_iter().for_each(|micro_step| {
+        let look = |micro_step| -> Result<(), OrderError> {
             let slots = ranks
                 .iter()
                 .flat_map(|&rank| (0..micro_batch_size).map(move |slot| (rank, slot)));
             for (rank, slot) in slots {
-                if let Some(sample) = index.sample(Place {
+                let place = Place {
                     micro_step,
                     rank,
                     slot,
-                }) {
+                };
+                if let Some(sample) = index.checked_sample(place)? {
                     marks.set(sample);
                 }
             }
-        });
+            Ok(())
+        };
+        plan.micro_steps_of(epoch).into_par_iter().try_for_each(look)?;
         if marks.count() == source.num_samples() {
             break;
         }

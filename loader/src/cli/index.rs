@@ -14,7 +14,7 @@ use super::header::group;
 use super::megatron_args::{MegatronArgs, rule_in_words};
 use super::progress::Progress;
 use super::{CONFIG_HELP, read_config};
-use crate::index::build::{BuildOptions, BuiltSplit, build_split};
+use crate::index::build::{BuildOptions, BuiltSplit, build_split, open_split};
 use crate::index::described::{Content, in_folder};
 use crate::index::description::RunDescription;
 use crate::index::megatron_cache::{default_folder, names, write_blend, write_gpt};
@@ -225,8 +225,18 @@ fn build(args: &BuildArgs, out: &mut dyn Write) -> Result<(), Failure> {
         Some(split) => vec![split],
         None => Split::ALL.to_vec(),
     };
-    let mut built = Vec::new();
+    let checking = BuildOptions {
+        store,
+        ..BuildOptions::default()
+    };
+    let mut opened = Vec::new();
     for split in wanted {
+        let one = open_split(&run, split, &checking);
+        let one = one.map_err(|e| Failure::from(e).context(format!("{split} split")))?;
+        opened.extend(one.map(|one| (split, one)));
+    }
+    let mut built = Vec::new();
+    for (split, one) in opened {
         let datasets = run.blend_of(split)?.map_or(0, |(blend, _)| blend.prefixes.len());
         let bar = Progress::datasets("building the indices", datasets as u64, args.json);
         let options = BuildOptions {
@@ -234,16 +244,15 @@ fn build(args: &BuildArgs, out: &mut dyn Write) -> Result<(), Failure> {
             done: &|| bar.add(1),
             ..BuildOptions::default()
         };
-        let one = build_split(&run, split, &options);
+        let one = one.build(&run, &options);
         bar.finish();
-        if let Some(one) = one.map_err(|e| Failure::from(e).context(format!("{split} split")))? {
-            if let Some(tokenizer) = &tokenizer
-                && args.format == CacheFormat::Megatron
-            {
-                write_for_megatron(&run, seed, tokenizer, choice.store().map(|s| s.folder()), &one)?;
-            }
-            built.push(one);
+        let one = one.map_err(|e| Failure::from(e).context(format!("{split} split")))?;
+        if let Some(tokenizer) = &tokenizer
+            && args.format == CacheFormat::Megatron
+        {
+            write_for_megatron(&run, seed, tokenizer, choice.store().map(|s| s.folder()), &one)?;
         }
+        built.push(one);
     }
     if built.is_empty() {
         return Err(Failure::new("no split has data").fix("give a split a weight in --split"));

@@ -122,9 +122,16 @@ impl MegatronArgs {
             let Some(items) = config.choose("data", key, flag)? else {
                 return Ok(None);
             };
-            BlendSpec::parse(&items.0)
-                .map(Some)
-                .map_err(|e| Failure::new(format!("{key}: {e}")))
+            let blend = BlendSpec::parse(&items.0).map_err(|e| Failure::new(format!("{key}: {e}")))?;
+            if let Some(weight) = blend.lone_weight() {
+                return Err(Failure::new(format!(
+                    "{key}: {weight:?} is a weight without a path: {} items are all taken for prefixes, and no dataset \
+                     has that name",
+                    items.0.len()
+                ))
+                .fix("give a weight and a path in turn (0.3 A 0.7 B), or paths only"));
+            }
+            Ok(Some(blend))
         };
         let whole = items("data_path", &self.data_path)?;
         let parts = [

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use ceteris_samplers::orders::file::FileOrder;
 use ceteris_samplers::orders::megatron_dataset::MegatronDataset;
+use ceteris_samplers::orders::megatron_sampler::SamplerError;
 use ceteris_samplers::orders::{self, OptionHelp};
-use ceteris_samplers::spec::OrderInput;
+use ceteris_samplers::spec::{OrderError, OrderInput};
 use ceteris_samplers::{Geometry, Order, OrderSpec};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde_json::Value;
@@ -365,6 +366,31 @@ impl OrderChoice {
             spec = OrderSpec::new(file.with_digest(digest));
             input.list = Some(Arc::new(list));
         }
-        Ok(spec.build(&input)?)
+        spec.build(&input).map_err(|error| {
+            let fix = fix_of(&error);
+            let failure = Failure::from(error);
+            match fix {
+                Some(fix) => failure.fix(fix),
+                None => failure,
+            }
+        })
+    }
+}
+
+/// What to do about a Megatron sampler that cannot start.
+fn fix_of(error: &OrderError) -> Option<&'static str> {
+    match error {
+        OrderError::MegatronSampler(SamplerError::Consumed { .. }) => Some(
+            "give a smaller --consumed-samples, or the run's own --samples (train_samples, or train_iters times the \
+             global batch), which may lay the data out more than once",
+        ),
+        OrderError::MegatronSampler(SamplerError::NoBatch { .. }) => Some(
+            "use a smaller --world-size or --micro-batch-size, or ask for more with --samples, which lays the data out \
+             again",
+        ),
+        OrderError::MegatronSampler(SamplerError::InsideBatch { .. }) => {
+            Some("give the --world-size and --micro-batch-size that the run had")
+        }
+        _ => None,
     }
 }

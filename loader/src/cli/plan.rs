@@ -150,13 +150,21 @@ impl Plan {
 
 fn empty(order: &dyn Order) -> Failure {
     let geometry = order.geometry();
+    let drop_last = order.spec().entry().option("drop_last");
+    let keep = match drop_last.map(|option| option.default) {
+        // On unless it is turned off.
+        Some("true") => "give --drop-last=false, which keeps them as short micro-batches",
+        _ => "leave out --drop-last",
+    };
     Failure::new(format!(
         "an epoch has no micro-step: {} sample(s) over {} rank(s) with micro-batches of {} are all dropped",
         order.num_samples(),
         geometry.world_size,
         geometry.micro_batch_size
     ))
-    .fix("leave out --drop-last, or use a smaller --world-size or --micro-batch-size")
+    .fix(format!(
+        "{keep}, or use a smaller --world-size or --micro-batch-size"
+    ))
 }
 
 /// First micro-step of optimizer step `step`, which is at most the number of steps.

@@ -48,6 +48,17 @@ enum PrepareCommand {
     Merge(MergeArgs),
 }
 
+/// Reads a vocabulary size. Token ids are 31 bits wide, so no model has a larger one.
+fn vocabulary(text: &str) -> Result<u64, String> {
+    let size = text
+        .parse::<u64>()
+        .ok()
+        .filter(|size| (1..=1 << 31).contains(size));
+    size.ok_or_else(|| {
+        "a vocabulary size counts token ids: a whole number from 1 to 2147483648, the model's, padding included".to_owned()
+    })
+}
+
 /// What to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -111,10 +122,21 @@ struct TokenizeArgs {
     )]
     batch_size: u64,
     /// Megatron: token put behind each document, by its text or id.
-    #[arg(long, value_name = "TOKEN", help_heading = "Megatron (--format megatron)")]
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        allow_negative_numbers = true,
+        help_heading = "Megatron (--format megatron)"
+    )]
     append_eod: Option<String>,
     /// Megatron: vocabulary size that decides the width of a token (16 bits below 65500); default the tokenizer's.
-    #[arg(long, value_name = "V", help_heading = "Megatron (--format megatron)")]
+    #[arg(
+        long,
+        value_name = "V",
+        value_parser = vocabulary,
+        allow_negative_numbers = true,
+        help_heading = "Megatron (--format megatron)"
+    )]
     vocab_size: Option<u64>,
     /// Megatron: what becomes of documents without a token.
     #[arg(
@@ -158,10 +180,21 @@ struct ConvertArgs {
     #[arg(long, value_name = "NAME", requires = "cache_dir")]
     column: Option<String>,
     /// Vocabulary size that decides the width of a token: 16 bits below 65500, else 32. A larger id is refused.
-    #[arg(long, value_name = "V", requires = "cache_dir")]
+    #[arg(
+        long,
+        value_name = "V",
+        value_parser = vocabulary,
+        allow_negative_numbers = true,
+        requires = "cache_dir"
+    )]
     vocab_size: Option<u64>,
     /// Id put behind each row.
-    #[arg(long, value_name = "ID", requires = "cache_dir")]
+    #[arg(
+        long,
+        value_name = "ID",
+        requires = "cache_dir",
+        allow_negative_numbers = true
+    )]
     append_eod: Option<i32>,
     /// A Megatron dataset to turn into a saved folder: its path without .bin or .idx.
     #[arg(long, value_name = "PREFIX")]
@@ -280,8 +313,9 @@ fn run_tokenize(args: &TokenizeArgs, out: &mut dyn Write) -> Result<(), Failure>
             }
             let append_eod = match &args.append_eod {
                 None => None,
+                // A number is an id, checked with the other options; anything else is a token's text.
                 Some(text) => Some(match text.parse::<i32>() {
-                    Ok(id) if id >= 0 => id,
+                    Ok(id) => id,
                     _ => Encoder::open(&args.tokenizer, true)?.token_id(text)?,
                 }),
             };
@@ -366,7 +400,34 @@ fn run_tokenize(args: &TokenizeArgs, out: &mut dyn Write) -> Result<(), Failure>
     Ok(out.flush()?)
 }
 
+/// Options of the other direction do nothing, so they are refused.
+fn refuse_other_direction(args: &ConvertArgs) -> Result<(), Failure> {
+    let (direction, given): (&str, &[(bool, &str)]) = if args.data_path.is_some() {
+        (
+            "--cache-dir, which makes a Megatron dataset",
+            &[
+                (args.split.is_some(), "--split"),
+                (args.column.is_some(), "--column"),
+                (args.vocab_size.is_some(), "--vocab-size"),
+                (args.append_eod.is_some(), "--append-eod"),
+            ],
+        )
+    } else {
+        (
+            "--data-path, which makes a saved Hugging Face folder",
+            &[(args.documents, "--documents")],
+        )
+    };
+    match given.iter().find(|(given, _)| *given) {
+        None => Ok(()),
+        Some((_, option)) => {
+            Err(Failure::new(format!("{option} is for {direction}")).fix(format!("leave {option} out")))
+        }
+    }
+}
+
 fn run_convert(args: &ConvertArgs, out: &mut dyn Write) -> Result<(), Failure> {
+    refuse_other_direction(args)?;
     let stages = Stages::new(args.json)?;
     let progress = |stage: &'static str, done, of| stages.set(stage, done, of);
     let (rows, tokens, kind, files) = if let Some(prefix) = &args.data_path {
@@ -385,6 +446,15 @@ fn run_convert(args: &ConvertArgs, out: &mut dyn Write) -> Result<(), Failure> {
             Failure::new("the vocabulary size decides the width of a token, and is not given")
                 .fix("give --vocab-size V (the model's, padding included)")
         })?;
+        if let Some(id) = args.append_eod
+            && u64::try_from(id).map_or(true, |id| id >= vocab_size)
+        {
+            return Err(Failure::new(format!(
+                "--append-eod {id} lies outside the vocabulary of {vocab_size} (ids 0 to {})",
+                vocab_size - 1
+            ))
+            .fix("give the tokenizer's end-of-document id, or the --vocab-size of the model that has it"));
+        }
         let options = SourceOptions {
             split: args.split.clone(),
             column: args.column.clone().unwrap_or_else(|| DEFAULT_COLUMN.to_owned()),

@@ -16,7 +16,7 @@ use ceteris_samplers::orders::split::Split;
 use rayon::prelude::*;
 
 use super::import::{ImportError, MegatronCaches};
-use super::plan::{MegatronConfig, PlanError};
+use super::plan::{MegatronConfig, PlanError, SplitPlan};
 use super::store::{Outcome, Store, StoreError, Stored};
 use crate::source::SourceError;
 use crate::source::megatron::{Check, IndexedDataset};
@@ -118,10 +118,33 @@ pub fn build_split(
     split: Split,
     options: &BuildOptions<'_>,
 ) -> Result<Option<BuiltSplit>, BuildError> {
+    match open_split(config, split, options)? {
+        Some(opened) => opened.build(config, options).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// A split whose data is open and checked, so that a bad dataset is found before anything is written for another.
+#[derive(Debug)]
+pub struct OpenedSplit<'a> {
+    plan: SplitPlan<'a>,
+    data: Vec<Arc<IndexedDataset>>,
+}
+
+/// Opens the data of `split`, or returns `None` where it has none. What a build would read is read and checked wholly;
+/// data with a record in the cache is opened and no more.
+///
+/// # Errors
+/// [`BuildError`], naming the dataset.
+pub fn open_split<'a>(
+    config: &'a MegatronConfig,
+    split: Split,
+    options: &BuildOptions<'_>,
+) -> Result<Option<OpenedSplit<'a>>, BuildError> {
     let Some(plan) = config.plan(split)? else {
         return Ok(None);
     };
-    let parts = plan
+    let data = plan
         .blend
         .prefixes
         .par_iter()
@@ -131,7 +154,50 @@ pub fn build_split(
             if let Some(vocab_size) = options.vocab_size {
                 data = data.with_vocab_size(vocab_size);
             }
-            let data = Arc::new(data);
+            let known = options.store.is_some_and(|store| {
+                let sequences = plan.sequences(data.index().num_sequences());
+                store.has_record(&data, sequences, &config.index_spec(split, num_samples))
+            });
+            if !known {
+                data.validate()?;
+            }
+            Ok(Arc::new(data))
+        })
+        .collect::<Result<Vec<_>, BuildError>>()?;
+    Ok(Some(OpenedSplit { plan, data }))
+}
+
+impl OpenedSplit<'_> {
+    /// Builds the split's datasets, or takes them from a cache.
+    ///
+    /// # Errors
+    /// [`BuildError`], naming dataset and split.
+    pub fn build(
+        self,
+        config: &MegatronConfig,
+        options: &BuildOptions<'_>,
+    ) -> Result<BuiltSplit, BuildError> {
+        let OpenedSplit { plan, data } = self;
+        build_opened(config, &plan, &data, options)
+    }
+}
+
+fn build_opened(
+    config: &MegatronConfig,
+    plan: &SplitPlan<'_>,
+    data: &[Arc<IndexedDataset>],
+    options: &BuildOptions<'_>,
+) -> Result<BuiltSplit, BuildError> {
+    let split = plan.split;
+    let store = options.store.map(Store::afresh);
+    let parts = plan
+        .blend
+        .prefixes
+        .par_iter()
+        .zip(&plan.asked)
+        .zip(data)
+        .map(|((prefix, &num_samples), data)| {
+            let data = Arc::clone(data);
             let sequences = plan.sequences(data.index().num_sequences());
             let spec = config.index_spec(split, num_samples);
             let build = || -> Result<GptIndex, BuildError> {
@@ -144,7 +210,7 @@ pub fn build_split(
                     }
                 })
             };
-            let stored = match (options.import, options.store) {
+            let stored = match (options.import, &store) {
                 (Some(caches), _) => {
                     let fresh = build()?;
                     let lengths = data.index().lengths()?;
@@ -189,7 +255,7 @@ pub fn build_split(
     let (dataset, blend_outcome) = match &shares {
         None => (MegatronDataset::single(Arc::clone(&parts[0].index)), None),
         Some(shares) => {
-            let (blend, outcome) = match options.store {
+            let (blend, outcome) = match &store {
                 Some(store) => store.blend::<BuildError>(shares)?,
                 None => (shares.build()?, Outcome::Built),
             };
@@ -201,11 +267,11 @@ pub fn build_split(
             )
         }
     };
-    Ok(Some(BuiltSplit {
+    Ok(BuiltSplit {
         split,
         parts,
         shares,
         dataset: Arc::new(dataset),
         blend_outcome,
-    }))
+    })
 }

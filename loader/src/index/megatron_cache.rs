@@ -86,7 +86,7 @@ pub fn names(run: &RunDescription, built: &BuiltSplit) -> (Vec<CacheName>, Optio
     (parts, blend)
 }
 
-/// Writes one array atomically.
+/// Writes one array atomically. Its name is made to last by the record or description that is committed after it.
 pub(super) fn write_array<T: Element>(
     path: &Path,
     element: ElementType,
@@ -99,7 +99,7 @@ pub(super) fn write_array<T: Element>(
     let mut file = BufWriter::with_capacity(1 << 20, atomic::begin(path).map_err(fail("create"))?);
     npy::write(&mut file, element, array).map_err(fail("write"))?;
     let file = file.into_inner().map_err(|e| fail("write")(e.into_error()))?;
-    atomic::commit(file, path).map_err(fail("finish"))
+    atomic::name(file, path).map_err(fail("finish"))
 }
 
 /// Entries of a 32-bit list as 64-bit ones, which Megatron stores for draws of a blend.

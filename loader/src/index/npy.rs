@@ -221,6 +221,10 @@ impl<T: Element> IndexArray<T> for MappedArray<T> {
             .ok()?;
         Some(T::from_bytes(bytes))
     }
+
+    fn file(&self) -> Option<&Path> {
+        Some(self.file.map.path())
+    }
 }
 
 fn read_header(map: &MappedFile) -> Result<Header, String> {

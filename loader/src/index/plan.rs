@@ -4,11 +4,14 @@
 //! each stored dataset a split gets, how many samples are asked of it, and how a blend shares its draws out.
 
 use std::ops::Range;
+use std::path::Path;
 
 use ceteris_samplers::orders::blend::{BlendError, DEFAULT_SURPLUS, Shares, checked_weights, share};
 use ceteris_samplers::orders::megatron_epochs::GptIndexSpec;
 use ceteris_samplers::orders::split::{Split, SplitError, SplitMatrix};
 use serde::{Deserialize, Serialize};
+
+use crate::source::megatron::idx_path;
 
 /// Datasets by prefix, and their weights as given (not normalized); no weights mean "as many as there are".
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +60,16 @@ impl BlendSpec {
                 ))
             }
         }
+    }
+
+    /// A prefix that looks like a weight and names no file: an odd number of items are all prefixes to Megatron, which then
+    /// misses a file of the weight's name.
+    pub fn lone_weight(&self) -> Option<&str> {
+        let several = self.weights.is_none() && self.prefixes.len() > 1;
+        let mut prefixes = self.prefixes.iter().filter(|_| several);
+        prefixes
+            .find(|prefix| python_float(prefix).is_some() && !idx_path(Path::new(prefix)).exists())
+            .map(String::as_str)
     }
 }
 
@@ -263,7 +276,10 @@ mod tests {
             assert_eq!((blend.prefixes.len(), blend.weights), (plain.len(), None));
         }
         // An odd number of items is all prefixes, numbers or not.
-        assert_eq!(parse(&["1", "A", "2"]).unwrap().weights, None);
+        let odd = parse(&["1", "A", "2"]).unwrap();
+        assert_eq!((odd.lone_weight(), &odd.weights), (Some("1"), &None));
+        assert_eq!(parse(&["A", "B", "C"]).unwrap().lone_weight(), None);
+        assert_eq!(parse(&["7"]).unwrap().lone_weight(), None);
         assert!(
             parse(&["1", "A", "B", "C"])
                 .unwrap_err()

@@ -80,7 +80,7 @@ pub enum LoaderError {
     /// There is nothing to deliver.
     #[error(
         "there is no micro-step to deliver: {num_samples} samples over {world_size} ranks with micro-batches of \
-         {micro_batch_size}"
+         {micro_batch_size} are all dropped; with drop_last false they are kept as short micro-batches"
     )]
     EmptyEpoch {
         /// Samples of the dataset.
@@ -115,6 +115,14 @@ pub enum LoaderError {
         rank: u64,
         /// The slot.
         slot: u64,
+    },
+    /// What the order looks samples up in was damaged since it was opened.
+    #[error("{at}: {why}")]
+    Damaged {
+        /// Where.
+        at: StepAt,
+        /// File, entry and what to do.
+        why: String,
     },
     /// A sample cannot be read.
     #[error("{at}: {sample}: {source}")]

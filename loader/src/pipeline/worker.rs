@@ -242,7 +242,12 @@ impl Assembler {
                     rank,
                     slot: slot as u64,
                 };
-                let sample = index.sample(place);
+                let sample = index
+                    .checked_sample(place)
+                    .map_err(|error| LoaderError::Damaged {
+                        at,
+                        why: error.to_string(),
+                    })?;
                 if let Some(sample) = sample {
                     if valid != slot {
                         return Err(LoaderError::Gap {

@@ -11,13 +11,15 @@ use rayon::prelude::*;
 use super::save_to_disk::{self, Rows, num_shards};
 use super::{PrepareError, Progress};
 use crate::fingerprint::Fingerprint;
-use crate::source::megatron::{Check, IndexedDataset, with_suffix};
+use crate::source::megatron::{Check, IndexedDataset, bin_path, with_suffix};
 use crate::source::megatron_idx::TokenType;
 use crate::source::megatron_writer::{IndexedWriter, Written};
 use crate::source::{HfSource, Source, SourceOptions};
 
 /// Rows compared at a time after writing.
-const BLOCK: u64 = 1 << 14;
+const BLOCK: u64 = 1 << 12;
+/// What a conversion that is stopped leaves.
+const NOTHING_WRITTEN: &str = "nothing was written";
 
 fn row(source: &dyn Source, id: u64, tokens: &mut Vec<i32>) -> Result<(), PrepareError> {
     let length = source.sample_len(id)?;
@@ -62,7 +64,7 @@ pub fn to_megatron(
         tokens.extend(append_eod);
         writer.add_document(&tokens)?;
         if id.is_multiple_of(1024) && !progress("writing", id, n) {
-            return Err(PrepareError::Stopped);
+            return Err(PrepareError::Cancelled(NOTHING_WRITTEN));
         }
     }
     let written = writer.finish()?;
@@ -125,6 +127,14 @@ pub fn to_saved_folder(
     progress: Progress<'_>,
 ) -> Result<(u64, Vec<PathBuf>), PrepareError> {
     data.validate()?;
+    if let t @ (TokenType::F32 | TokenType::F64) = data.index().token_type() {
+        return Err(PrepareError::Options(format!(
+            "{}: its dtype is {}, and token ids are whole numbers: it holds no tokens to convert; write the dataset anew \
+             with an integer dtype",
+            bin_path(data.prefix()).display(),
+            t.name()
+        )));
+    }
     if folder.exists() && !overwrite {
         return Err(PrepareError::Options(format!(
             "{} exists already; choose another name, or ask for overwriting",
@@ -137,7 +147,15 @@ pub fn to_saved_folder(
     }
     let rows = MegatronRows { data, unit };
     let n = rows.len();
-    let names = save_to_disk::write(&rows, num_shards(n, rows.tokens(), 1), &work, folder, progress)?;
+    let written = save_to_disk::write(&rows, num_shards(n, rows.tokens(), 1), &work, folder, progress);
+    if written.is_err() {
+        // Half a folder is of no use to anyone; the error that led here is the one to report.
+        let _ = fs::remove_dir_all(&work);
+    }
+    let names = written.map_err(|error| match error {
+        PrepareError::Stopped => PrepareError::Cancelled(NOTHING_WRITTEN),
+        error => error,
+    })?;
     let copy = HfSource::open(folder, &SourceOptions::default())?;
     if copy.num_samples() != n {
         return Err(PrepareError::Verification(format!(
@@ -174,7 +192,9 @@ fn verify(
         }
         start = end;
         if !progress("verifying", start, rows) {
-            return Err(PrepareError::Stopped);
+            return Err(PrepareError::Cancelled(
+                "what was written stays, not wholly verified",
+            ));
         }
     }
     Ok(())

@@ -54,6 +54,9 @@ pub enum PrepareError {
     /// Stopped on request; the work done so far is kept.
     #[error("stopped; the same command goes on from here")]
     Stopped,
+    /// Stopped on request, in work that is not gone on with.
+    #[error("stopped; {0}")]
+    Cancelled(&'static str),
     /// A token dataset cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),

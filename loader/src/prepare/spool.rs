@@ -3,6 +3,7 @@
 //! `texts` holds the documents end to end, `offsets` where each starts and where the last ends (u64). Both are complete
 //! once `texts.done` is there; an interrupted spool is made anew.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -119,23 +120,35 @@ fn make(
     let write_offsets = |e| PrepareError::io(&offsets_path, "write", e);
     let (mut at, mut before) = (0u64, 0u64);
     offsets.write_all(&at.to_le_bytes()).map_err(write_offsets)?;
-    let mut go_on = true;
+    // Told after every so many documents too: one batch of a file may hold very many.
+    let read_so_far = Cell::new(0);
+    let go_on = || match progress("reading", read_so_far.get(), total) {
+        true => Ok(()),
+        false => Err(PrepareError::Stopped),
+    };
+    let mut documents = 0u64;
     for path in inputs {
         texts::for_each_text(
             path,
             column,
             longest,
-            &mut |read| go_on &= progress("reading", before + read, total),
+            &mut |read| {
+                read_so_far.set(before + read);
+                go_on()
+            },
             &mut |text| {
                 at += text.len() as u64;
                 texts.write_all(text.as_bytes()).map_err(write_texts)?;
-                offsets.write_all(&at.to_le_bytes()).map_err(write_offsets)
+                offsets.write_all(&at.to_le_bytes()).map_err(write_offsets)?;
+                documents += 1;
+                if documents.is_multiple_of(1024) {
+                    go_on()
+                } else {
+                    Ok(())
+                }
             },
         )?;
         before += size(path)?;
-        if !go_on {
-            return Err(PrepareError::Stopped);
-        }
     }
     for (file, path) in [(texts, &texts_path), (offsets, &offsets_path)] {
         let file = file

@@ -133,7 +133,8 @@ fn files_of_state(folder: &Path, state: &Path) -> Result<Vec<PathBuf>, PrepareEr
         .collect()
 }
 
-/// Gives every document of a file to `take`, in order; `progress` is told the bytes of the file read so far.
+/// Gives every document of a file to `take`, in order; `progress` is told the bytes of the file read so far, and an error
+/// of it ends the reading.
 ///
 /// # Errors
 /// A file that cannot be read, a value that is null or no text, a text longer than `longest` bytes, and what `take`
@@ -142,7 +143,7 @@ pub fn for_each_text(
     path: &Path,
     column: &str,
     longest: usize,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), PrepareError>,
     take: &mut dyn FnMut(&str) -> Result<(), PrepareError>,
 ) -> Result<(), PrepareError> {
     let mut take = |place: &dyn Fn() -> String, text: &str| {
@@ -196,7 +197,7 @@ fn json_lines(
     compression: Compression,
     column: &str,
     longest: usize,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), PrepareError>,
     take: Take<'_>,
 ) -> Result<(), PrepareError> {
     let bytes = std::rc::Rc::new(std::cell::Cell::new(0));
@@ -229,8 +230,7 @@ fn json_lines(
             .read_until(b'\n', &mut line)
             .map_err(fail)?;
         if read == 0 {
-            progress(bytes.get());
-            return Ok(());
+            return progress(bytes.get());
         }
         let bad = |problem: String| PrepareError::Text {
             path: path.to_owned(),
@@ -257,7 +257,7 @@ fn json_lines(
             Found::Null => return Err(bad(format!("{column:?} is null"))),
         }
         if number.is_multiple_of(1024) {
-            progress(bytes.get());
+            progress(bytes.get())?;
         }
     }
 }
@@ -312,7 +312,7 @@ impl<'de> DeserializeSeed<'de> for Field<'_> {
 fn parquet(
     path: &Path,
     column: &str,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), PrepareError>,
     take: Take<'_>,
 ) -> Result<(), PrepareError> {
     let bad = |problem: String| PrepareError::Text {
@@ -340,16 +340,15 @@ fn parquet(
     for batch in reader {
         let batch = batch.map_err(|e| bad(format!("row {row} or later: {e}")))?;
         texts_of(path, batch.column(0), column, &mut row, take)?;
-        progress((size as f64 * (row as f64 / rows as f64)) as u64);
+        progress((size as f64 * (row as f64 / rows as f64)) as u64)?;
     }
-    progress(size);
-    Ok(())
+    progress(size)
 }
 
 fn arrow(
     path: &Path,
     column: &str,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), PrepareError>,
     take: Take<'_>,
 ) -> Result<(), PrepareError> {
     let bad = |e: ArrowError| PrepareError::Text {
@@ -375,8 +374,11 @@ fn arrow(
         let reader = arrow_ipc::reader::FileReader::try_new_buffered(file, None).map_err(bad)?;
         let at = column_of(path, &reader.schema(), column)?;
         let file = open(path)?;
-        for batch in arrow_ipc::reader::FileReader::try_new_buffered(file, Some(vec![at])).map_err(bad)? {
+        let batches = arrow_ipc::reader::FileReader::try_new_buffered(file, Some(vec![at])).map_err(bad)?;
+        let all = batches.num_batches().max(1) as u64;
+        for (done, batch) in (1u64..).zip(batches) {
             each(batch)?;
+            progress((u128::from(size) * u128::from(done) / u128::from(all)) as u64)?;
         }
     } else {
         let counted = Counted {
@@ -389,11 +391,10 @@ fn arrow(
         let at = column_of(path, &reader.schema(), column)?;
         for batch in reader {
             each(batch.and_then(|batch| batch.project(&[at])))?;
-            progress(bytes.get());
+            progress(bytes.get())?;
         }
     }
-    progress(size);
-    Ok(())
+    progress(size)
 }
 
 fn column_of(path: &Path, schema: &Schema, column: &str) -> Result<usize, PrepareError> {

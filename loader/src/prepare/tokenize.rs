@@ -14,6 +14,7 @@
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ceteris_samplers::Permutation;
 use ceteris_samplers::rng::numpy::Generator;
@@ -219,6 +220,16 @@ fn check(options: &TokenizeOptions, encoder: &Encoder) -> Result<(), PrepareErro
                     encoder.vocab_size()
                 ));
             }
+            let vocab_size = vocab_size.unwrap_or(encoder.vocab_size());
+            if let Some(id) = append_eod
+                && u64::try_from(*id).map_or(true, |id| id >= vocab_size)
+            {
+                return refuse(format!(
+                    "--append-eod {id} lies outside the vocabulary of {vocab_size} (ids 0 to {}); give the end token \
+                     by its text, or the --vocab-size of the model that has it",
+                    vocab_size.saturating_sub(1)
+                ));
+            }
             vec![idx_path(&options.out), bin_path(&options.out)]
         }
     };
@@ -335,15 +346,23 @@ impl<'a> Plan<'a> {
             && done < self.units.len() - 1
             && let Target::Rows { .. } = target
         {
-            self.refill(&mut state, self.units[done], encoder)?;
+            self.refill(&mut state, self.units[done], encoder, progress)?;
         }
         for unit in self.units.windows(2).skip(done) {
             if !progress("tokenizing", unit[0], self.spool.len()) {
                 return Err(PrepareError::Stopped);
             }
+            let done = AtomicU64::new(unit[0]);
             let documents: Vec<Vec<i32>> = (unit[0]..unit[1])
                 .into_par_iter()
-                .map(|i| self.encode(i, encoder))
+                .map(|i| {
+                    let done = done.fetch_add(1, Ordering::Relaxed);
+                    // A unit takes seconds: the user is not to wait for its end.
+                    if done.is_multiple_of(64) && !progress("tokenizing", done, self.spool.len()) {
+                        return Err(PrepareError::Stopped);
+                    }
+                    self.encode(i, encoder)
+                })
                 .collect::<Result<_, _>>()?;
             for (i, tokens) in (unit[0]..).zip(documents) {
                 state.add(i, &tokens, self.batch_ends.binary_search(&(i + 1)).is_ok())?;
@@ -362,13 +381,24 @@ impl<'a> Plan<'a> {
 
     /// After an interruption: the tokens of the batch in hand that no row holds yet. Only their number is known without
     /// tokenizing the batch's documents again, from its first one on.
-    fn refill(&self, state: &mut Assembly, next: u64, encoder: &Encoder) -> Result<(), PrepareError> {
+    fn refill(
+        &self,
+        state: &mut Assembly,
+        next: u64,
+        encoder: &Encoder,
+        progress: Progress<'_>,
+    ) -> Result<(), PrepareError> {
         let at = self.batch_ends.partition_point(|&end| end <= next);
         let first = if at == 0 { 0 } else { self.batch_ends[at - 1] };
         // In reverse, until there are as many tokens as can be left over; the count of the whole batch says how many are.
         let lengths: Vec<usize> = (first..next)
             .into_par_iter()
-            .map(|i| self.encode(i, encoder).map(|tokens| tokens.len()))
+            .map(|i| {
+                if i.is_multiple_of(64) && !progress("going on", i - first, next - first) {
+                    return Err(PrepareError::Stopped);
+                }
+                self.encode(i, encoder).map(|tokens| tokens.len())
+            })
             .collect::<Result<_, _>>()?;
         let left = lengths.iter().sum::<usize>() % state.seq_length;
         let mut carry: Vec<i32> = Vec::new();

@@ -49,6 +49,22 @@ pub enum BlendError {
         /// Its weight.
         weight: f64,
     },
+    /// Weights whose sum is no finite number.
+    #[error(
+        "the sum of the weights overflows: it is above 1.8e308; only their ratios count, so divide all of them by one number"
+    )]
+    SumOverflows,
+    /// A weight that is nothing beside the others.
+    #[error(
+        "weight {weight} of dataset {dataset} is nothing beside the other weights: its share of the blend rounds to 0; \
+         leave the dataset out instead"
+    )]
+    VanishingWeight {
+        /// Position of the dataset in the blend.
+        dataset: usize,
+        /// Its weight.
+        weight: f64,
+    },
     /// Weights given, but not how many samples to draw.
     #[error(
         "the {split} split has weights but no number of samples: weights say how to share samples out, not how many \
@@ -145,11 +161,14 @@ pub fn checked_weights(weights: &[f64], datasets: usize) -> Result<Vec<f64>, Ble
             return Err(BlendError::BadWeight { dataset, weight });
         }
     }
+    if !numpy_sum(weights).is_finite() {
+        return Err(BlendError::SumOverflows);
+    }
     let normalized = normalize(weights);
-    for (dataset, &weight) in normalized.iter().enumerate() {
-        // Weights of extreme ratio vanish in the division, or their sum overflows.
-        if weight.is_nan() || weight <= 0.0 {
-            return Err(BlendError::BadWeight { dataset, weight });
+    for (dataset, (&share, &weight)) in normalized.iter().zip(weights).enumerate() {
+        // Weights of extreme ratio vanish in the division.
+        if share.is_nan() || share <= 0.0 {
+            return Err(BlendError::VanishingWeight { dataset, weight });
         }
     }
     Ok(normalized)
@@ -535,7 +554,11 @@ mod tests {
         }
         assert!(matches!(
             checked_weights(&[f64::MAX, f64::MAX], 2),
-            Err(BlendError::BadWeight { .. })
+            Err(BlendError::SumOverflows)
+        ));
+        assert!(matches!(
+            checked_weights(&[1e300, 1e-300], 2),
+            Err(BlendError::VanishingWeight { dataset: 1, .. })
         ));
         let many = vec![1.0; MAX_DATASETS + 1];
         assert!(matches!(

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Values of an index, wherever they lie.
@@ -18,6 +19,10 @@ pub trait IndexArray<T>: Send + Sync {
     fn get(&self, i: u64) -> Option<T>;
     /// All values, where they lie in memory.
     fn as_slice(&self) -> Option<&[T]> {
+        None
+    }
+    /// The file the values lie in; `None` in memory.
+    fn file(&self) -> Option<&Path> {
         None
     }
 }
@@ -87,6 +92,14 @@ impl Indices {
     /// True without an entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The file the entries lie in; `None` in memory.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Indices::Narrow(v) => v.file(),
+            Indices::Wide(v) => v.file(),
+        }
     }
 
     /// Entry `i`, `None` past the end.

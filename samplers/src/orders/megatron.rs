@@ -240,6 +240,15 @@ impl Samples {
         }
     }
 
+    /// Why a position has no id.
+    pub fn fault(&self, position: u64) -> Option<String> {
+        match self {
+            Samples::Gpt(dataset) => dataset.fault(position),
+            // Built in memory.
+            Samples::ShuffledRows(_) | Samples::Rows(_) => None,
+        }
+    }
+
     /// Id at a position.
     pub fn id(&self, position: u64) -> Option<SampleId> {
         match self {
@@ -448,6 +457,10 @@ impl Epoch for Run {
 
     fn sample(&self, place: Place) -> Option<SampleId> {
         self.0.samples.id(self.position(place)?)
+    }
+
+    fn fault(&self, place: Place) -> Option<String> {
+        self.0.samples.fault(self.position(place)?)
     }
 
     fn is_padding(&self, _place: Place) -> bool {

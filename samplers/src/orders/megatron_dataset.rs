@@ -7,6 +7,7 @@
 //!
 //! Memory: that of the indices, shared.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::place::SampleId;
@@ -122,5 +123,41 @@ impl MegatronDataset {
         let entry = self.parts.get(part)?.shuffle_index.get(sample)?;
         let first = self.first_ids.get(part)?;
         (first + entry < *self.first_ids.get(part + 1)?).then_some(first + entry)
+    }
+
+    /// Why a position inside the run has no id: an index that lies in a file was damaged since it was opened. Names the
+    /// file, the entry and what to do; `None` where there is nothing wrong.
+    pub fn fault(&self, i: u64) -> Option<String> {
+        if i >= self.len() || self.sample_id(i).is_some() {
+            return None;
+        }
+        let says = |file: Option<&Path>, what: &str, entry: u64, value: Option<String>| {
+            let place = file.map_or_else(|| format!("the {what}"), |file| file.display().to_string());
+            let value = value.map_or_else(|| "cannot be read".to_owned(), |value| format!("is {value}"));
+            Some(format!(
+                "{place}: entry {entry} {value}: the file is damaged; delete it, so that the index is built anew"
+            ))
+        };
+        let drawn = self.draw(i);
+        let Some((part, sample, index)) =
+            drawn.and_then(|(part, sample)| Some((part, sample, self.parts.get(part)?)))
+        else {
+            let value = drawn.map(|(part, _)| format!("dataset {part} of a blend of {}", self.parts.len()));
+            let file = self.blend.as_ref().and_then(|blend| blend.dataset_index().file());
+            return says(file, "dataset index of the blend", i, value);
+        };
+        if sample >= index.len() {
+            let file = self
+                .blend
+                .as_ref()
+                .and_then(|blend| blend.dataset_sample_index().file());
+            let value = format!("sample {sample} of dataset {part}, which has {}", index.len());
+            return says(file, "dataset sample index of the blend", i, Some(value));
+        }
+        let value = index
+            .shuffle_index
+            .get(sample)
+            .map(|entry| format!("{entry}, where the dataset has {} samples", index.len()));
+        says(index.shuffle_index.file(), "shuffle index", sample, value)
     }
 }

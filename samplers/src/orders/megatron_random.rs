@@ -4,7 +4,8 @@
 //! [`super::megatron_sampler`]) over the same datasets as [`super::megatron`].
 //!
 //! An epoch is one pass of the sampler: all whole global batches of the dataset. Its permutation depends on the number of
-//! ranks and on the micro-batch, so a run cannot be resumed with other ones.
+//! ranks and on the micro-batch, so a run cannot be resumed with other ones. Without data sharding the first ranks may have
+//! a batch more than the others at the end of an epoch: all steps of epoch 0 are defined then, and no later epoch is.
 //! Bias: the seed of an epoch's permutation is its number, so every run has the same ones; with data sharding each rank
 //! stays in its own bucket. Memory: 4 bytes a sample for each epoch in use, beside the dataset's indices.
 
@@ -40,6 +41,13 @@ pub static ENTRY: OrderEntry = OrderEntry {
             default: "true",
             help: "each rank shuffles a bucket of its own; false: one shuffle dealt round the ranks",
         },
+        OptionHelp {
+            key: "consumed_samples",
+            values: "0",
+            default: "0",
+            help: "a resumed run goes on inside its epoch with the batches it would have had: --epoch and --steps start \
+                   there, and any other value is refused with theirs",
+        },
     ],
     needs: Needs::Rows,
     parse: |fields| Ok(OrderSpec::new(MegatronRandom::parse(fields)?)),
@@ -56,6 +64,7 @@ pub struct MegatronRandom {
     #[serde(flatten)]
     dataset: DatasetOptions,
     data_sharding: bool,
+    consumed_samples: u64,
 }
 
 impl MegatronRandom {
@@ -63,6 +72,7 @@ impl MegatronRandom {
         Ok(MegatronRandom {
             dataset: DatasetOptions::parse(fields)?,
             data_sharding: fields.or("data_sharding", true)?,
+            consumed_samples: fields.or("consumed_samples", 0)?,
         })
     }
 
@@ -101,20 +111,27 @@ impl OrderOptions for MegatronRandom {
             gradient_accumulation_steps,
         } = input.geometry;
         let sampler = RandomSampler::new(samples.len(), micro_batch_size, world_size, self.data_sharding)?;
-        if !sampler.is_even() {
-            return Err(OrderError::Geometry(format!(
-                "{} samples over {world_size} ranks with micro-batches of {micro_batch_size} and no data sharding: the \
-                 first ranks have a batch more than the others in each epoch, and the original's ranks run apart from \
-                 then on; that is not replayed",
-                samples.len()
-            )));
-        }
         let micro_steps = sampler.epoch_size() / input.geometry.samples_per_micro_step();
         if !micro_steps.is_multiple_of(gradient_accumulation_steps) {
             return Err(OrderError::Geometry(format!(
                 "an epoch has {micro_steps} micro-steps, which {gradient_accumulation_steps} accumulation steps do not \
                  divide: Megatron goes on accumulating over the end of an epoch, which is not replayed; the samples are \
                  those of gradient_accumulation_steps 1"
+            )));
+        }
+        if self.consumed_samples > 0 {
+            let (epoch, within) = sampler.locate(self.consumed_samples)?;
+            let micro_step = within / input.geometry.samples_per_micro_step();
+            let step = micro_step / gradient_accumulation_steps;
+            return Err(OrderError::Geometry(format!(
+                "{} consumed samples are {micro_step} micro-steps into epoch {epoch} of {micro_steps}; Megatron goes on there \
+                 with the batches the run would have had, so leave consumed_samples out and start at --epoch {epoch} \
+                 --steps {step}..{}",
+                self.consumed_samples,
+                match micro_step % gradient_accumulation_steps {
+                    0 => String::new(),
+                    into => format!(" (the run stopped {into} micro-steps into that step)"),
+                }
             )));
         }
         Ok(Arc::new(RandomOrder {
@@ -188,11 +205,30 @@ impl Order for RandomOrder {
         self.parts.samples.len() - self.parts.end()
     }
 
+    fn num_epochs(&self) -> Option<u64> {
+        (!self.parts.sampler.is_even()).then_some(1)
+    }
+
     fn is_elastic(&self) -> bool {
         false
     }
 
     fn epoch(&self, epoch: u64) -> Result<Arc<dyn Epoch>, OrderError> {
+        if self.num_epochs().is_some_and(|epochs| epoch >= epochs) {
+            let geometry = self.parts.geometry;
+            return Err(OrderError::Epoch {
+                epoch,
+                why: format!(
+                    "{} samples over {} ranks with micro-batches of {} and no data sharding give the first ranks a batch \
+                     more than the others in epoch 0, and Megatron's ranks run apart from then on; with data_sharding \
+                     true, or a number of samples of which whole micro-batches fill whole rounds of the ranks, every \
+                     epoch is defined",
+                    self.parts.samples.len(),
+                    geometry.world_size,
+                    geometry.micro_batch_size
+                ),
+            });
+        }
         // The lock is held while the list is made, so that it is made once; a panic leaves what was there before.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(built) = last.as_ref().filter(|built| built.epoch == epoch) {
@@ -269,6 +305,10 @@ impl Epoch for RandomEpoch {
 
     fn sample(&self, place: Place) -> Option<SampleId> {
         self.parts.samples.id(self.position(place)?)
+    }
+
+    fn fault(&self, place: Place) -> Option<String> {
+        self.parts.samples.fault(self.position(place)?)
     }
 
     fn is_padding(&self, _place: Place) -> bool {

@@ -8,6 +8,7 @@ mod diff;
 mod examples;
 mod fla_pipeline;
 mod ids;
+mod megatron;
 mod prepare;
 mod provenance;
 mod python_log;

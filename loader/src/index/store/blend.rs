@@ -5,6 +5,7 @@ use std::fs;
 use ceteris_samplers::orders::blend::{BlendError, BlendIndex, Shares};
 
 use super::super::npy::ElementType;
+use super::hash::blend_hash;
 use super::lock::Lock;
 use super::record::{BlendRecord, FORMAT, short_hash};
 use super::{Outcome, Store, StoreError};
@@ -26,7 +27,7 @@ impl Store {
         let size = shares.size();
         let base = format!("ceteris-blend-{}", short_hash(&(&weights, &lengths, size), ""));
         let read = || -> Result<Option<BlendIndex>, String> {
-            let Some(record) = self.read_json::<BlendRecord>(&base)? else {
+            let Some(mut record) = self.read_json::<BlendRecord>(&base)? else {
                 return Ok(None);
             };
             let fits = record.format == FORMAT
@@ -35,13 +36,12 @@ impl Store {
             if !fits {
                 return Err("the record belongs to another blend".to_owned());
             }
-            let datasets = self.array(&record.dataset_index)?;
-            let samples = self.indices(&record.dataset_sample_index)?;
-            let blend = BlendIndex::from_parts(datasets, samples, record.counts);
-            blend
-                .filter(|blend| blend.len() == size)
-                .map(Some)
-                .ok_or_else(|| "the arrays differ in length".to_owned())
+            let (blend, renewed) = self.open_blend(&mut record)?;
+            if renewed {
+                // A cache that cannot be written to is still good for reading.
+                let _ = self.write_record(&base, &record);
+            }
+            Ok(Some(blend))
         };
         let why = match read() {
             Ok(Some(blend)) => return Ok((blend, Outcome::Hit)),
@@ -82,6 +82,7 @@ impl Store {
                     counts,
                     dataset_index,
                     dataset_sample_index,
+                    index_hash: blend_hash(&blend),
                 },
             )
         };

@@ -1,5 +1,6 @@
 //! One hash for an index, however it is stored.
 
+use ceteris_samplers::orders::blend::BlendIndex;
 use ceteris_samplers::orders::megatron_index::GptIndex;
 
 /// BLAKE3 over an index: for each of document, sample and shuffle index its number of values (u64) and the values (u64),
@@ -17,6 +18,20 @@ pub fn index_hash(index: &GptIndex) -> String {
     });
     hasher.start(index.len());
     index.shuffle_index.iter().for_each(|value| hasher.value(value));
+    hasher.finish()
+}
+
+/// BLAKE3 over the draws of a blend, in the same form: dataset index, then dataset sample index.
+pub(super) fn blend_hash(blend: &BlendIndex) -> String {
+    let mut hasher = ValueHasher::new();
+    let datasets = blend.dataset_index();
+    hasher.start(datasets.len());
+    (0..datasets.len()).for_each(|i| hasher.value(datasets.get(i).map_or(u64::MAX, |d| d as u64)));
+    hasher.start(blend.dataset_sample_index().len());
+    blend
+        .dataset_sample_index()
+        .iter()
+        .for_each(|value| hasher.value(value));
     hasher.finish()
 }
 

@@ -8,6 +8,9 @@
 //! new stamps are fingerprinted again: the same content is a hit and gets its stamps renewed, other content is stale. A
 //! record of the same content under another path (data and cache moved to another machine) is a hit too.
 //!
+//! The arrays have stamps as well: where one is another than recorded, its values are compared with the recorded hash
+//! once, and damage is stale too.
+//!
 //! Safe with any number of builders at once: every file appears by renaming, the record last, and a lock beside it lets
 //! one build while the others wait (where the file system has no locks, all build, which gives the same files).
 
@@ -18,7 +21,7 @@ mod lock;
 mod record;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{fmt, fs, io};
 
 use ceteris_samplers::orders::megatron_epochs::GptIndexSpec;
@@ -94,6 +97,9 @@ pub enum StoreError {
 pub struct Store {
     folder: PathBuf,
     no_rebuild: bool,
+    /// Records of datasets, by name, as they were at the first miss: a build with a thousand sources misses a thousand
+    /// times, and reads them once.
+    others: Arc<OnceLock<Vec<(String, Record)>>>,
 }
 
 /// A cached or built dataset.
@@ -105,6 +111,31 @@ pub struct Stored {
     pub outcome: Outcome,
     /// Hash over their values; `None` where they are not kept.
     pub index_hash: Option<String>,
+}
+
+/// What decides the indices, where the data lies, and the name the two give.
+fn identity(
+    data: &IndexedDataset,
+    sequences: std::ops::Range<u64>,
+    spec: &GptIndexSpec,
+) -> (Key, PathBuf, String) {
+    let key = Key {
+        name: data
+            .prefix()
+            .file_name()
+            .map(|n| n.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+        first_sequence: sequences.start,
+        end_sequence: sequences.end,
+        sequence_length: spec.sequence_length,
+        add_extra_token: spec.add_extra_token,
+        random_seed: spec.random_seed,
+        num_samples: spec.num_samples,
+        drop_last_partial_sequence: spec.drop_last_partial_sequence,
+    };
+    let place = fs::canonicalize(idx_path(data.prefix())).unwrap_or_else(|_| idx_path(data.prefix()));
+    let base = format!("ceteris-{}", short_hash(&key, &place.to_string_lossy()));
+    (key, place, base)
 }
 
 /// The records in a folder, by name, as they stand.
@@ -139,7 +170,33 @@ impl Store {
         Store {
             folder: folder.to_owned(),
             no_rebuild,
+            others: Arc::default(),
         }
+    }
+
+    /// The same folder for one more build: records that were written since are seen.
+    #[must_use]
+    pub fn afresh(&self) -> Self {
+        Store::new(&self.folder, self.no_rebuild)
+    }
+
+    /// Records of datasets in the folder, in the order of their names.
+    fn others(&self) -> &[(String, Record)] {
+        self.others.get_or_init(|| {
+            let Ok(entries) = fs::read_dir(&self.folder) else {
+                return Vec::new();
+            };
+            let mut names: Vec<String> = entries
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))
+                .filter(|name| name.starts_with("ceteris-") && !name.starts_with("ceteris-blend-"))
+                .collect();
+            names.sort();
+            names
+                .into_iter()
+                .filter_map(|name| self.read_record(&name).ok()?.map(|record| (name, record)))
+                .collect()
+        })
     }
 
     /// The folder.
@@ -149,6 +206,17 @@ impl Store {
 
     fn path(&self, file: &str) -> PathBuf {
         self.folder.join(file)
+    }
+
+    /// A record of these indices is there, whatever it holds.
+    pub fn has_record(
+        &self,
+        data: &IndexedDataset,
+        sequences: std::ops::Range<u64>,
+        spec: &GptIndexSpec,
+    ) -> bool {
+        let (_, _, base) = identity(data, sequences, spec);
+        self.path(&format!("{base}.json")).exists()
     }
 
     /// The indices of `sequences` of a dataset: from the cache, or built by `build` and kept.
@@ -162,22 +230,7 @@ impl Store {
         spec: &GptIndexSpec,
         build: impl FnOnce() -> Result<GptIndex, E>,
     ) -> Result<Stored, E> {
-        let key = Key {
-            name: data
-                .prefix()
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-            first_sequence: sequences.start,
-            end_sequence: sequences.end,
-            sequence_length: spec.sequence_length,
-            add_extra_token: spec.add_extra_token,
-            random_seed: spec.random_seed,
-            num_samples: spec.num_samples,
-            drop_last_partial_sequence: spec.drop_last_partial_sequence,
-        };
-        let place = fs::canonicalize(idx_path(data.prefix())).unwrap_or_else(|_| idx_path(data.prefix()));
-        let base = format!("ceteris-{}", short_hash(&key, &place.to_string_lossy()));
+        let (key, place, base) = identity(data, sequences, spec);
         let mut why = match self.look_up(&base, &key, &place, data)? {
             Ok(stored) => return Ok(stored),
             Err(reason) => reason,
@@ -209,9 +262,9 @@ impl Store {
             .read_record(&base)
             .ok()
             .flatten()
-            .and_then(|record| self.open(&record).ok())
+            .and_then(|mut record| self.open(&mut record).ok())
         {
-            Some(index) => index,
+            Some((index, _)) => index,
             None => index,
         };
         Ok(Stored {
@@ -234,7 +287,7 @@ impl Store {
             outcome,
             index_hash: Some(record.index_hash.clone()),
         };
-        let record = match self.read_record(base) {
+        let mut record = match self.read_record(base) {
             Ok(Some(record)) if record.key == *key => record,
             Ok(Some(_)) => return Ok(Err(Some("the record belongs to another order".to_owned()))),
             Err(reason) => return Ok(Err(Some(reason))),
@@ -248,11 +301,15 @@ impl Store {
         if !untouched && let Some(reason) = difference(&record.content, &content_of(data)?) {
             return Ok(Err(Some(reason)));
         }
-        let index = match self.open(&record) {
-            Ok(index) => index,
+        let (index, renewed) = match self.open(&mut record) {
+            Ok(opened) => opened,
             Err(reason) => return Ok(Err(Some(reason))),
         };
         if untouched {
+            if renewed {
+                // A cache that cannot be written to is still good for reading.
+                let _ = self.write_record(base, &record);
+            }
             return Ok(Ok(stored(&record, index, Outcome::Hit)));
         }
         let renewed = Record {
@@ -260,7 +317,6 @@ impl Store {
             bin_stamp: bin,
             ..record
         };
-        // A cache that cannot be written to is still good for reading.
         let _ = self.write_record(base, &renewed);
         Ok(Ok(stored(&renewed, index, Outcome::HitSameContent)))
     }
@@ -274,20 +330,8 @@ impl Store {
         place: &Path,
         data: &IndexedDataset,
     ) -> Result<Result<Stored, Option<String>>, StoreError> {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
-            return Ok(Err(None));
-        };
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter_map(|name| name.strip_suffix(".json").map(str::to_owned))
-            .filter(|name| name.starts_with("ceteris-") && name != base)
-            .collect();
-        names.sort();
         let (mut content, mut stale) = (None, None);
-        for name in names {
-            let Ok(Some(record)) = self.read_record(&name) else {
-                continue;
-            };
+        for (name, record) in self.others().iter().filter(|(name, _)| name != base) {
             let replaced = stale.is_none() && record.place == place && record.key.same_order(key);
             if record.key != *key && !replaced {
                 continue;
@@ -303,7 +347,10 @@ impl Store {
             if record.key != *key {
                 continue;
             }
-            let Ok(index) = self.open(&record) else { continue };
+            let mut record = record.clone();
+            let Ok((index, _)) = self.open(&mut record) else {
+                continue;
+            };
             let outcome = Outcome::HitMoved {
                 record: self.path(&format!("{name}.json")),
             };

@@ -10,7 +10,7 @@ use crate::source::megatron::{IndexedDataset, bin_path, idx_path};
 use crate::source::{DatasetFingerprint, FileFingerprint, FingerprintMode, SourceError};
 
 /// Version of the record; another one is never read.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// How a file looked when its content was last known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,7 +81,8 @@ pub(super) struct ArrayRecord {
     pub(super) file: String,
     pub(super) entries: u64,
     pub(super) wide: bool,
-    pub(super) bytes: u64,
+    /// How the file looked when its values were last known to be those of the record's hash.
+    pub(super) stamp: Stamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +114,8 @@ pub(super) struct BlendRecord {
     pub(super) counts: Vec<u64>,
     pub(super) dataset_index: ArrayRecord,
     pub(super) dataset_sample_index: ArrayRecord,
+    /// Hash over all values of the two arrays ([`super::hash::blend_hash`]).
+    pub(super) index_hash: String,
 }
 
 /// First 32 hex digits of the BLAKE3 of a key's JSON.

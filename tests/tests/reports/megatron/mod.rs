@@ -1,6 +1,7 @@
 //! Reports about Megatron data, V34 to V49, and what their tests share.
 
 mod cache;
+mod damage;
 mod files;
 mod order;
 
