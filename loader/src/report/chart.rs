@@ -197,7 +197,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 /// Round numbers from `low` to `high`, about six of them, and the decimals they need.
-fn ticks(low: f64, high: f64) -> (Vec<f64>, usize) {
+pub(super) fn ticks(low: f64, high: f64) -> (Vec<f64>, usize) {
     let span = high - low;
     if !span.is_finite() || span <= 0.0 {
         return (vec![low], 0);

@@ -27,9 +27,11 @@ code{font:13px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere
 p{margin:4px 0}.dim{color:#5a6b7b;font-size:13px}
 svg{display:block;max-width:100%;height:auto}
 svg text{fill:#1c2733;font:12px system-ui,sans-serif}svg .tick{font-size:11px;fill:#5a6b7b}svg .axis{fill:#5a6b7b}
-svg .rule{stroke:#e3e8ee}svg .frame{fill:#f2f5f8;stroke:#cdd5dd}
+svg .rule{stroke:#e3e8ee}svg .zero{stroke:#5a6b7b;stroke-dasharray:4 3}svg .frame{fill:#f2f5f8;stroke:#cdd5dd}
 .key{display:flex;flex-wrap:wrap;gap:4px 16px;margin:8px 0 0;font-size:13px}.key i{display:inline-block;width:12px;height:12px;border-radius:2px;margin-right:6px;vertical-align:-1px}
 .row{display:flex;flex-wrap:wrap;gap:24px}
+details{margin:8px 0}summary{cursor:pointer;color:#5a6b7b}pre{font:12px/1.4 ui-monospace,Menlo,monospace;overflow-x:auto}
+.scroll{overflow-x:auto}.num{width:auto}.num td{white-space:nowrap}.num td:not(:first-child),.num th:not(:first-child){text-align:right;padding-left:12px}
 ";
 
 /// The page.
@@ -43,7 +45,15 @@ pub fn page(comparison: &Comparison) -> String {
          <body><main>\n<h1>Data order of two runs</h1>\n",
         escape(&headline)
     );
-    verdict(&mut page, comparison, &headline);
+    page.push_str(&sections(comparison));
+    super::chart::end_page(&mut page);
+    page
+}
+
+/// The sections of the page, for a page of another report.
+pub fn sections(comparison: &Comparison) -> String {
+    let mut page = String::new();
+    verdict(&mut page, comparison, &words::headline(comparison));
     first(&mut page, comparison);
     if !comparison.class.is_equal() {
         drawings::overlap(&mut page, comparison);
@@ -54,7 +64,6 @@ pub fn page(comparison: &Comparison) -> String {
     }
     documents(&mut page, comparison);
     epochs(&mut page, comparison);
-    super::chart::end_page(&mut page);
     page
 }
 

@@ -4,6 +4,7 @@ pub mod chart;
 pub mod decode;
 mod drawings;
 pub mod html;
+pub mod intervals;
 pub mod json;
 pub mod svg;
 pub mod text;

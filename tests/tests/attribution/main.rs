@@ -4,6 +4,9 @@
 
 mod compare;
 mod compare_logs;
+mod effects;
+mod isolate;
+mod replay;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

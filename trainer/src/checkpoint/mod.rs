@@ -6,6 +6,7 @@
 //! synced, and renamed; a crash at any point leaves the earlier checkpoints as they were. What a crash left half written
 //! or half removed has a name that starts with a dot and is cleared at the next start.
 
+mod hand_over;
 mod hf;
 pub mod safetensors;
 mod verify;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use self::safetensors::{Stored, WriteError};
 use self::write_points::PointFile;
 
+pub use hand_over::hand_over;
 pub use hf::config_json;
 pub use verify::{Found, newest_valid, steps_in, verify};
 
@@ -233,13 +235,7 @@ fn write_files<E: std::fmt::Display>(
             json(out, &value?).map_err(Failure::Io)
         })?;
     }
-    let sums = verify::Checksums {
-        format: FORMAT,
-        files: sums,
-    };
-    file(folder, verify::CHECKSUMS, &mut Vec::new(), |out| {
-        json(out, &serde_json::to_value(&sums)?).map_err(Failure::Io)
-    })
+    verify::write_checksums(folder, sums)
 }
 
 enum Failure {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ceteris_loader::pipeline::LoaderState;
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, FORMAT, TrainerState, folder_name, io};
+use super::{CheckpointError, FORMAT, Failure, TrainerState, file, folder_name, io, json};
 
 pub(super) const CHECKSUMS: &str = "checksums.json";
 
@@ -25,6 +25,17 @@ pub(super) struct Checksum {
 pub(super) struct Checksums {
     pub format: u32,
     pub files: Vec<Checksum>,
+}
+
+/// Writes the list of a checkpoint's files, the last of them.
+pub(super) fn write_checksums(folder: &Path, files: Vec<Checksum>) -> Result<(), CheckpointError> {
+    let sums = Checksums {
+        format: FORMAT,
+        files,
+    };
+    file(folder, CHECKSUMS, &mut Vec::new(), |out| {
+        json(out, &serde_json::to_value(&sums)?).map_err(Failure::Io)
+    })
 }
 
 /// A checkpoint that is whole.

@@ -5,8 +5,10 @@ mod compare;
 mod config;
 mod groups;
 mod init;
+mod isolate;
 mod pairs;
 mod profile;
+mod replay;
 mod selftest;
 mod settings;
 mod train;
@@ -39,10 +41,14 @@ enum Command {
     Groups(groups::Args),
     /// Makes initial weights: prints their hashes, or writes them as safetensors.
     Init(init::Args),
+    /// Says how much of a difference in loss each factor explains, by runs that differ in one thing each.
+    Isolate(isolate::Args),
     /// Prints which target each input token of a step is trained on.
     Pairs(pairs::Args),
     /// Shows where the time of a step goes on the run's device.
     Profile(profile::Args),
+    /// Repeats a run with another order, or with another order from a step on; scores a checkpoint on two orders' batches.
+    Replay(replay::Args),
     /// Proves on this machine that a run's bits depend on its settings alone.
     Selftest(selftest::Args),
 }
@@ -63,8 +69,10 @@ pub fn run(args: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
         Command::Config(args) => config::run(&args),
         Command::Groups(args) => groups::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Isolate(args) => isolate::run(&args),
         Command::Pairs(args) => pairs::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Selftest(args) => selftest::run(&args),
     };
     match result {

@@ -22,8 +22,13 @@ impl Settings {
     /// Reads the settings.
     pub(super) fn load(&self) -> anyhow::Result<Composed> {
         let environment = |name: &str| std::env::var(name).ok();
+        Ok(config::load(self.config.as_deref(), &self.sets(), &environment)?)
+    }
+
+    /// Everything that is set over the file.
+    pub(super) fn sets(&self) -> Vec<String> {
         let mut set = self.set.clone();
         set.extend(self.device.iter().map(|d| format!("train.device={d}")));
-        Ok(config::load(self.config.as_deref(), &set, &environment)?)
+        set
     }
 }

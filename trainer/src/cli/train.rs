@@ -45,6 +45,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         stop: Some(StopSignal::install()?),
         quiet: args.quiet,
         notes,
+        ..TrainOptions::default()
     };
     let outcome = train(&composed.config, &options)?;
     if args.json {

@@ -4,6 +4,7 @@ mod global_batch;
 mod held_out;
 mod page_locked;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,11 +82,8 @@ impl TrainData {
     /// # Errors
     /// [`DataError`].
     pub fn open(config: &RunConfig, notice: &mut dyn FnMut(&str)) -> Result<Self, DataError> {
-        let options = source_options(config, config.data.split.clone());
-        let source = HfSource::open(&config.data.cache_dir, &options)?;
-        source.warnings().iter().for_each(|w| notice(w));
-        let fingerprint = source.fingerprint(FingerprintMode::Sampled, &|_| {})?.to_string();
-        Self::over(config, Arc::new(source), fingerprint)
+        let (source, fingerprint) = open_rows(config, notice)?;
+        Self::over(config, source, fingerprint)
     }
 
     /// Builds the order of a run over a source.
@@ -130,35 +128,33 @@ impl TrainData {
     /// # Errors
     /// [`DataError::Order`].
     pub fn order_hash(&self, steps: u64) -> Result<String, DataError> {
-        let mut hasher = blake3::Hasher::new();
-        let geometry = self.order.geometry();
+        let mut hasher = OrderHasher::default();
+        hasher.add(self, 0..steps)?;
+        Ok(hasher.finish())
+    }
+
+    /// Epoch and micro-step within it at which optimizer step `step` of the run starts, counted from 0.
+    ///
+    /// # Errors
+    /// [`DataError::Order`].
+    pub fn place_of_step(&self, step: u64) -> Result<(u64, u64), DataError> {
         let per_epoch = self.order.steps_per_epoch().max(1);
-        for epoch in 0..steps.div_ceil(per_epoch) {
-            let built = self.order.epoch(epoch)?;
-            let mut step = (0, Vec::new());
-            for micro_step in 0..built.micro_steps() {
-                let now = built.step_of(micro_step);
-                if epoch * per_epoch + now >= steps {
-                    break;
-                }
-                if now != step.0 {
-                    hash_step(&mut hasher, &mut step.1);
-                    step.0 = now;
-                }
-                for rank in 0..geometry.world_size {
-                    for slot in 0..geometry.micro_batch_size {
-                        let place = Place {
-                            micro_step,
-                            rank,
-                            slot,
-                        };
-                        step.1.extend(built.deal_index(place).zip(built.sample(place)));
-                    }
-                }
-            }
-            hash_step(&mut hasher, &mut step.1);
+        let (epoch, within) = (step / per_epoch, step % per_epoch);
+        if within == 0 {
+            return Ok((epoch, 0));
         }
-        Ok(hasher.finalize().to_hex()[..32].to_owned())
+        let built = self.order.epoch(epoch)?;
+        // Steps ascend with micro-steps.
+        let (mut low, mut high) = (0, built.micro_steps());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if built.step_of(middle) < within {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Ok((epoch, low))
     }
 
     /// Starts reading, from the beginning or where a state stands.
@@ -169,6 +165,29 @@ impl TrainData {
         &self,
         config: &RunConfig,
         state: Option<&LoaderState>,
+        stop: Option<StopSignal>,
+    ) -> Result<GlobalBatches, DataError> {
+        self.read(config, state, (0, 0), stop)
+    }
+
+    /// Starts reading at optimizer step `step` of the order, counted from 0, as a run that has come there would.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn batches_from(
+        &self,
+        config: &RunConfig,
+        step: u64,
+        stop: Option<StopSignal>,
+    ) -> Result<GlobalBatches, DataError> {
+        self.read(config, None, self.place_of_step(step)?, stop)
+    }
+
+    fn read(
+        &self,
+        config: &RunConfig,
+        state: Option<&LoaderState>,
+        start: (u64, u64),
         stop: Option<StopSignal>,
     ) -> Result<GlobalBatches, DataError> {
         let collator = collator(config);
@@ -194,6 +213,7 @@ impl TrainData {
             },
             fingerprints: true,
             epochs: config.train.epochs,
+            start,
             stop,
             allocator: Arc::clone(&self.memory),
             dataset_fingerprint: self.fingerprint.clone(),
@@ -209,11 +229,75 @@ impl TrainData {
     }
 }
 
-fn hash_step(hasher: &mut blake3::Hasher, rows: &mut Vec<(u64, u64)>) {
-    rows.sort_unstable();
-    rows.drain(..).for_each(|(_, row)| {
-        hasher.update(&row.to_le_bytes());
-    });
+/// Digest over the rows that steps consume, of one order or of several one after the other.
+#[derive(Default)]
+pub struct OrderHasher(blake3::Hasher);
+
+impl OrderHasher {
+    /// Adds the rows of optimizer steps of a run, counted from 0.
+    ///
+    /// # Errors
+    /// [`DataError::Order`].
+    pub fn add(&mut self, data: &TrainData, steps: Range<u64>) -> Result<(), DataError> {
+        let geometry = data.order.geometry();
+        let per_epoch = data.order.steps_per_epoch().max(1);
+        for epoch in steps.start / per_epoch..steps.end.div_ceil(per_epoch) {
+            let built = data.order.epoch(epoch)?;
+            let mut step = (0, Vec::new());
+            for micro_step in 0..built.micro_steps() {
+                let now = built.step_of(micro_step);
+                if epoch * per_epoch + now < steps.start {
+                    continue;
+                }
+                if epoch * per_epoch + now >= steps.end {
+                    break;
+                }
+                if now != step.0 {
+                    self.close_step(&mut step.1);
+                    step.0 = now;
+                }
+                for rank in 0..geometry.world_size {
+                    for slot in 0..geometry.micro_batch_size {
+                        let place = Place {
+                            micro_step,
+                            rank,
+                            slot,
+                        };
+                        step.1.extend(built.deal_index(place).zip(built.sample(place)));
+                    }
+                }
+            }
+            self.close_step(&mut step.1);
+        }
+        Ok(())
+    }
+
+    fn close_step(&mut self, rows: &mut Vec<(u64, u64)>) {
+        rows.sort_unstable();
+        rows.drain(..).for_each(|(_, row)| {
+            self.0.update(&row.to_le_bytes());
+        });
+    }
+
+    /// The digest.
+    pub fn finish(&self) -> String {
+        self.0.finalize().to_hex()[..32].to_owned()
+    }
+}
+
+/// Opens the rows of a run: the source and the fingerprint of its files. `notice` hears what a user should be told.
+///
+/// # Errors
+/// [`SourceError`].
+pub fn open_rows(
+    config: &RunConfig,
+    notice: &mut dyn FnMut(&str),
+) -> Result<(Arc<dyn Source>, String), SourceError> {
+    let options = source_options(config, config.data.split.clone());
+    let source = HfSource::open(&config.data.cache_dir, &options)?;
+    source.warnings().iter().for_each(|w| notice(w));
+    let fingerprint = source.fingerprint(FingerprintMode::Sampled, &|_| {})?.to_string();
+    Ok((Arc::new(source), fingerprint))
 }
 
 /// Opens the held-out rows.

@@ -11,7 +11,7 @@ pub mod manifest;
 pub mod metrics;
 pub mod profile;
 pub mod progress;
-mod resume;
+pub(crate) mod resume;
 pub mod selftest;
 mod selftest_cuda;
 pub mod train;

@@ -10,7 +10,7 @@ use crate::config::{Resume, RunConfig};
 use crate::model::parameters::{NamedTensor, named_parameters};
 
 /// All settings of a run, as a checkpoint keeps them.
-pub(super) fn settings(config: &RunConfig) -> Value {
+pub(crate) fn settings(config: &RunConfig) -> Value {
     serde_json::to_value(config).unwrap_or_default()
 }
 
@@ -101,7 +101,7 @@ fn differences(at: &str, saved: &Value, now: &Value, out: &mut Vec<(String, Valu
 }
 
 /// Puts a checkpoint's weights and moments on the device.
-pub(super) fn load(engine: &mut Engine, config: &RunConfig, found: &Found) -> Result<(), RunError> {
+pub(crate) fn load(engine: &mut Engine, config: &RunConfig, found: &Found) -> Result<(), RunError> {
     let tensors = named_parameters(&config.model);
     let mut put = |part: Part, name: &str, first: usize, values: &[f64]| {
         engine

@@ -37,6 +37,9 @@ pub struct TrainOptions {
     pub quiet: bool,
     /// Lines about the settings, shown before anything else.
     pub notes: Vec<String>,
+    /// Ends the run after this many of its steps, with a checkpoint, as a stop of the program: the learning rates stay those
+    /// of the whole run.
+    pub stop_after: Option<u64>,
 }
 
 /// How a run ended.
@@ -235,7 +238,8 @@ impl<'a> Run<'a> {
 
     fn steps(&mut self) -> Result<Outcome, RunError> {
         let mut saved = self.state.step;
-        while self.state.step < self.steps {
+        let end = self.options.stop_after.unwrap_or(self.steps).min(self.steps);
+        while self.state.step < end {
             if let Some(signal) = self.stop_requested() {
                 self.last.stopped = Some(signal);
                 break;
@@ -262,6 +266,9 @@ impl<'a> Run<'a> {
                 self.save()?;
                 saved = step;
             }
+        }
+        if end < self.steps && self.state.step == end && self.last.stopped.is_none() {
+            self.last.stopped = Some(0);
         }
         let done = self.last.stopped.is_none();
         if saved != self.state.step && (!done || self.config.checkpoint.at_end) {
