@@ -165,6 +165,9 @@ fn name_order(
     } else {
         (of_log, of_order_only)
     };
-    compared.class = Class::OtherSeed { a, b };
+    // An order that differs in nothing named would explain nothing.
+    if !a.is_empty() || !b.is_empty() {
+        compared.class = Class::OtherSeed { a, b };
+    }
     Ok(())
 }

@@ -18,6 +18,9 @@ use super::{CONFIG_HELP, read_config};
 use crate::provenance::manifest::{Dataset, Epochs, MANIFEST_VERSION, Manifest};
 use crate::source::{DatasetFingerprint, FingerprintMode, Source};
 
+/// Places of an order that one command goes through: hours of work.
+const MOST_PLACES: u64 = 1 << 40;
+
 /// Flags of `loader manifest`.
 #[derive(Args, Debug)]
 pub struct ManifestArgs {
@@ -115,6 +118,7 @@ fn write(args: &WriteArgs, out: &mut Output) -> Result<(), Failure> {
         Hash::Sampled => FingerprintMode::Sampled,
         Hash::Full => FingerprintMode::Full,
     };
+    bounded(&*order, epochs)?;
     let dataset = record(&*opened.source, opened.seq_length, mode, args.quiet)?;
     let hashed = hash_epochs(&*order, epochs, args.quiet)?;
     let (geometry, mut run) = (choice.geometry, Map::new());
@@ -176,7 +180,19 @@ fn check(args: &CheckArgs, out: &mut Output) -> Result<bool, Failure> {
     let mut order_hash = None;
     if dataset.is_none() {
         let order = choice.build(opened.source.num_samples(), opened.megatron.clone())?;
-        let hashed = hash_epochs(&*order, manifest.epochs.count, args.quiet)?;
+        let count = manifest.epochs.count;
+        if count == 0 || order.num_epochs().is_some_and(|known| count > known) {
+            return Err(Failure::new(format!(
+                "{}: epochs.count is {count}, and the order has {} epochs",
+                args.manifest.display(),
+                order
+                    .num_epochs()
+                    .map_or("1 or more".to_owned(), |n| n.to_string())
+            )));
+        }
+        bounded(&*order, count)
+            .map_err(|e| e.context(format!("{}: epochs.count", args.manifest.display())))?;
+        let hashed = hash_epochs(&*order, count, args.quiet)?;
         order_difference = manifest.epochs.difference(&hashed);
         order_hash = Some(hashed.order_hash);
     }
@@ -232,6 +248,21 @@ fn record(
     let found = DatasetFingerprint::compute(&source.files(), mode, &|bytes| bar.add(bytes));
     bar.finish();
     Ok(Dataset::new(source.num_samples(), seq_length, &found?))
+}
+
+/// Refuses more epochs than a command can go through.
+///
+/// # Errors
+/// A failure naming the limit.
+pub(super) fn bounded(order: &dyn ceteris_samplers::Order, epochs: u64) -> Result<(), Failure> {
+    let most = (MOST_PLACES / order.num_positions().max(1)).max(1);
+    if epochs > most {
+        return Err(Failure::new(format!(
+            "{epochs} epochs are more than are gone through at once: up to {most} of {} places each",
+            group(order.num_positions())
+        )));
+    }
+    Ok(())
 }
 
 fn hash_epochs(order: &dyn ceteris_samplers::Order, epochs: u64, quiet: bool) -> Result<Epochs, Failure> {

@@ -25,6 +25,9 @@ use crate::provenance::verify::{Verification, presence};
 /// Tokens of a dataset up to which all its samples are hashed before a search: a few seconds' work.
 const HASHED_WHOLE: u64 = 1 << 31;
 
+/// Seeds of a search: each is an epoch's permutation, of every order.
+const MOST_SEEDS: u64 = 1 << 20;
+
 /// Flags of `loader verify`.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
@@ -135,6 +138,15 @@ pub fn find_order(
 /// What to tell the user.
 pub fn run(args: &VerifyArgs, out: &mut Output) -> Result<bool, Failure> {
     let mut config = read_config(args.config.as_deref())?;
+    let end = args.seeds.end.unwrap_or(args.seeds.start.saturating_add(1));
+    if end - args.seeds.start > MOST_SEEDS {
+        return Err(Failure::new(format!(
+            "--seeds {} asks for {} seeds: a search tries up to {MOST_SEEDS}",
+            args.seeds,
+            end - args.seeds.start
+        ))
+        .fix("search a part of the range at a time"));
+    }
     let log = RunLog::read(&args.log, false)?;
     let choice = args.order.resolve_with(
         &mut config,
@@ -174,8 +186,7 @@ pub fn run(args: &VerifyArgs, out: &mut Output) -> Result<bool, Failure> {
         if data.is_table() {
             opener.shared = Some(hashed(digests, args.quiet)?);
         }
-        let seeds = args.seeds.start..args.seeds.end.unwrap_or(args.seeds.start + 1);
-        let outcome = opener.find(&log, &choice.spec, seeds, args.quiet)?;
+        let outcome = opener.find(&log, &choice.spec, args.seeds.start..end, args.quiet)?;
         if outcome.found.is_none() {
             let replay = opener.open(&choice.spec, true)?;
             let spinner = Progress::spinner("looking for the logged samples in the dataset", args.quiet);

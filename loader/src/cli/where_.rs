@@ -115,6 +115,12 @@ pub fn run(args: &WhereArgs, out: &mut Output) -> Result<(), Failure> {
         }
         (None, None) => return Err(Failure::new("nothing is asked for")),
     };
+    if epochs == 0 || epoch.checked_add(epochs).is_none() {
+        return Err(Failure::new(format!(
+            "--epoch {epoch} with --epochs {epochs} names no epochs there can be"
+        )));
+    }
+    super::manifest::bounded(&*order, epochs).map_err(|e| e.context("--epochs"))?;
     if order.num_epochs().is_some_and(|known| epoch + epochs > known) {
         return Err(Failure::new(format!(
             "epoch {} does not exist: the order has {} epoch(s)",

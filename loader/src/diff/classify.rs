@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::edits::EditKind;
+use super::amounts::EditKind;
 use super::layout::At;
 use super::tokens::Relation;
 

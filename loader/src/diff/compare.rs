@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::decide::{classify, limit};
-use super::edits::{Positions, edits};
-use super::keys::{KeyKind, Keys, KeysError, keys};
+use super::edits::{Positions, REPLACED, edits};
+use super::keys::{Keys, KeysError, keys};
 use super::outcome::{About, Comparison, EpochSummary, First, GridCell, MixOverTime};
 use super::side::Side;
 use super::stats::{View, stats};
@@ -48,16 +48,18 @@ pub fn compare(mut a: Side, mut b: Side, progress: Progress<'_>) -> Result<Compa
         let (mut strided_a, mut strided_b) = (a.clone(), b.clone());
         strided_a.deal_strided();
         strided_b.deal_strided();
-        let simple = |a: &Side, b: &Side| -> Result<bool, CompareError> {
+        let simple = |a: &Side, b: &Side| -> Result<Option<usize>, CompareError> {
             let (mut a, mut b) = (a.clone(), b.clone());
             let keys = keys(&mut a, &mut b, &|_| {})?;
             let (in_a, in_b) = (
                 Positions::of(&keys.a, keys.bound),
                 Positions::of(&keys.b, keys.bound),
             );
-            Ok(edits(&keys.a, &keys.b, &in_a, &in_b, limit(keys.a.len())).is_some())
+            let found = edits(&keys.a, &keys.b, &in_a, &in_b, limit(keys.a.len()), REPLACED);
+            Ok(found.map(|found| found.len()))
         };
-        if !simple(&a, &b)? && simple(&strided_a, &strided_b)? {
+        let (blocked, strided) = (simple(&a, &b)?, simple(&strided_a, &strided_b)?);
+        if strided.is_some_and(|strided| blocked.is_none_or(|blocked| strided < blocked)) {
             (a, b) = (strided_a, strided_b);
         }
     }
@@ -102,8 +104,8 @@ pub fn compare(mut a: Side, mut b: Side, progress: Progress<'_>) -> Result<Compa
     };
     let grid = grid(&stretch);
     let per_bin = counts.steps_per_bin as usize;
-    let mix_a = mix_over_time(&a, &keys.a, &stretch.a, keys.kind, per_bin);
-    let mix_b = mix_over_time(&b, &keys.b, &stretch.b, keys.kind, per_bin);
+    let mix_a = mix_over_time(&a, &keys.a, &stretch.a, &keys, per_bin);
+    let mix_b = mix_over_time(&b, &keys.b, &stretch.b, &keys, per_bin);
     let (listed, total) = found
         .1
         .map_or((Vec::new(), 0), |pairs| (pairs.listed, pairs.total));
@@ -133,8 +135,8 @@ fn first_of(
     i: Option<usize>,
     j: Option<usize>,
 ) -> Result<First, CompareError> {
-    let sample_a = i.and_then(|i| id_at(a, &keys.a, keys.kind, stretch.a.base + i));
-    let sample_b = j.and_then(|j| id_at(b, &keys.b, keys.kind, stretch.b.base + j));
+    let sample_a = i.and_then(|i| id_at(a, &keys.a, keys, stretch.a.base + i));
+    let sample_b = j.and_then(|j| id_at(b, &keys.b, keys, stretch.b.base + j));
     let mut tokens = None;
     if let (Some(id_a), Some(id_b), Some(source_a), Some(source_b)) =
         (sample_a, sample_b, a.source.as_deref(), b.source.as_deref())
@@ -158,9 +160,9 @@ fn first_of(
 /// What a side takes of each dataset, in stretches of steps.
 fn mix_over_time(
     side: &Side,
-    keys: &[u32],
+    of: &[u32],
     view: &View<'_>,
-    kind: KeyKind,
+    keys: &Keys,
     per_bin: usize,
 ) -> Option<MixOverTime> {
     let mix = side.mix.as_ref()?;
@@ -169,7 +171,7 @@ fn mix_over_time(
     for (bin, counts) in samples.iter_mut().enumerate() {
         for step in bin * per_bin..((bin + 1) * per_bin).min(view.steps.1) {
             for index in view.layout.steps().range(view.steps.0 + step) {
-                if let Some(id) = id_at(side, keys, kind, index) {
+                if let Some(id) = id_at(side, of, keys, index) {
                     counts[mix.part_of(id)] += 1;
                 }
             }

@@ -1,10 +1,11 @@
 //! Decides what kind of difference there is: the plainest explanation that covers everything.
 
+use super::amounts::{EditKind, interpret};
 use super::classify::Class;
 use super::compare::CompareError;
 use super::content;
 use super::documents::{Pairs, pairs};
-use super::edits::{Edit, EditKind, edits, interpret};
+use super::edits::{Edit, REPLACED, edits};
 use super::keys::{KeyKind, Keys, keys_of_parts};
 use super::side::Side;
 use super::stats::{Stats, View, stats};
@@ -52,14 +53,20 @@ pub(super) fn classify(
         return Ok((class, None));
     }
     let stored = a.stored && b.stored;
-    let most = if stored { DOCUMENT_EDITS } else { limit(shorter) };
+    let (most, longest) = if stored {
+        (DOCUMENT_EDITS, shorter)
+    } else {
+        (limit(shorter), REPLACED)
+    };
     let mut found_pairs = None;
     if stretch.same_law()
-        && let Some(found) = edits(of_a, of_b, &stretch.in_a, &stretch.in_b, most)
+        && let Some(found) = edits(of_a, of_b, &stretch.in_a, &stretch.in_b, most, longest)
     {
         let kind = interpret(of_a, of_b, &found, &stretch.in_a, &stretch.in_b);
-        let few = found.len() <= limit(shorter);
-        if few && !matches!(kind, EditKind::Replaced(_) | EditKind::Several) {
+        let few =
+            found.len() <= limit(shorter) && found.iter().all(|edit| edit.a.1.min(edit.b.1) <= REPLACED);
+        let dealt = found.is_empty() || ranks_exchanged(&kind, stretch, sets);
+        if few && !dealt && !matches!(kind, EditKind::Replaced(_) | EditKind::Several) {
             let class = Class::of_edits(kind, found.len(), &|i| stretch.at_a(i), &|j| stretch.at_b(j));
             return Ok((class, None));
         }
@@ -77,7 +84,7 @@ pub(super) fn classify(
             }
             found_pairs = Some(looked);
         }
-        if few {
+        if few && !dealt {
             let class = Class::of_edits(kind, found.len(), &|i| stretch.at_a(i), &|j| stretch.at_b(j));
             return Ok((class, found_pairs));
         }
@@ -133,7 +140,10 @@ fn of_the_same_samples(
 ) -> Option<Class> {
     let (of_a, of_b) = (stretch.a.keys, stretch.b.keys);
     let list = same_list(of_a, of_b, &stretch.in_a, &stretch.in_b);
-    if sets.all_but_the_end() || (list && !stretch.same_law()) {
+    // What padding or dropping changes leaves one side's samples among the other's.
+    let nested = counts.a.not_in_the_other == 0 || counts.b.not_in_the_other == 0;
+    let dealt = sets.comparable && sets.equal > 0 && sets.first_different.is_none();
+    if dealt || (nested && sets.all_but_the_end()) || (list && !stretch.same_law()) {
         let first = sets.first_different.filter(|_| sets.comparable);
         return Some(Class::OtherDealing {
             same_list: list,
@@ -185,8 +195,27 @@ fn of_the_same_samples(
     };
     let slack = batch(&stretch.a).max(batch(&stretch.b));
     let same = same_samples(of_a, of_b, &stretch.in_a, &stretch.in_b);
-    let nearly = counts.a.not_in_the_other <= slack && counts.b.not_in_the_other <= slack;
+    // Two orders that number one dataset may each drop others of its samples.
+    let one_dataset = a.spec.is_some() && b.spec.is_some() && a.identity == b.identity;
+    let nearly =
+        (nested || one_dataset) && counts.a.not_in_the_other <= slack && counts.b.not_in_the_other <= slack;
     (same || (nearly && common >= EXPLAINS)).then_some(Class::OtherOrder)
+}
+
+/// Two ranks have exchanged whole micro-batches.
+fn ranks_exchanged(kind: &EditKind, stretch: &Stretch<'_>, sets: &StepSets) -> bool {
+    let EditKind::Swapped(pairs) = kind else {
+        return false;
+    };
+    let rows = stretch.a.layout.micro_batch_size() as usize;
+    sets.comparable
+        && sets.first_different.is_none()
+        && pairs.len() > 1
+        && pairs.len().is_multiple_of(rows)
+        && pairs.iter().all(|&(i, j)| {
+            let (one, other) = (stretch.at_a(i), stretch.at_a(j));
+            (one.micro_step, one.slot) == (other.micro_step, other.slot) && one.rank != other.rank
+        })
 }
 
 /// Pairs of positions whose samples replace one another.
@@ -220,9 +249,9 @@ fn pairs_of(
     let (base_a, base_b) = (stretch.a.base, stretch.b.base);
     pairs(
         a,
-        &|i| id_at(a, &keys.a, keys.kind, base_a + i),
+        &|i| id_at(a, &keys.a, keys, base_a + i),
         b,
-        &|j| id_at(b, &keys.b, keys.kind, base_b + j),
+        &|j| id_at(b, &keys.b, keys, base_b + j),
         positions,
     )
 }
@@ -236,19 +265,26 @@ fn convention(a: &Side, b: &Side, kind: KeyKind, common: f64) -> Result<Option<C
         let Some(keys) = keys_of_parts(a, cut_a, b, cut_b)? else {
             return Ok(None);
         };
-        let stretch = Stretch::new(a, b, &keys, 0);
-        let counts = stats(&stretch.a, &stretch.b, &stretch.in_a, &stretch.in_b, &|_| {});
-        let smaller = counts.a.distinct.min(counts.b.distinct).max(1);
-        let explained = counts.common as f64 / smaller as f64;
-        if explained < EXPLAINS {
+        // Every epoch has to be explained; what is beneath is that of the first one that still differs.
+        let (mut everywhere, mut first) = (true, Class::Equal);
+        for which in 0..a.layout.epochs().len() {
+            let stretch = Stretch::new(a, b, &keys, which);
+            let counts = stats(&stretch.a, &stretch.b, &stretch.in_a, &stretch.in_b, &|_| {});
+            let smaller = counts.a.distinct.min(counts.b.distinct).max(1);
+            let explained = counts.common as f64 / smaller as f64;
+            if explained < EXPLAINS {
+                everywhere = false;
+                break;
+            }
+            if first.is_equal() && first_difference(&stretch.a, &stretch.b).is_some() {
+                let sets = StepSets::of(&stretch.a, &stretch.b);
+                first = beneath(a, b, &stretch, &sets, &counts, explained);
+            }
+        }
+        if !everywhere {
             continue;
         }
-        let sets = StepSets::of(&stretch.a, &stretch.b);
-        let different = first_difference(&stretch.a, &stretch.b);
-        let beneath = match different {
-            None => Class::Equal,
-            Some(_) => beneath(a, b, &stretch, &sets, &counts, explained),
-        };
+        let beneath = first;
         return Ok(Some(Class::Convention {
             relation,
             beneath: Box::new(beneath),
@@ -261,7 +297,7 @@ fn beneath(a: &Side, b: &Side, stretch: &Stretch<'_>, sets: &StepSets, counts: &
     let (of_a, of_b) = (stretch.a.keys, stretch.b.keys);
     let few = limit(of_a.len().min(of_b.len()));
     if stretch.same_law()
-        && let Some(found) = edits(of_a, of_b, &stretch.in_a, &stretch.in_b, few)
+        && let Some(found) = edits(of_a, of_b, &stretch.in_a, &stretch.in_b, few, REPLACED)
     {
         let kind = interpret(of_a, of_b, &found, &stretch.in_a, &stretch.in_b);
         return Class::of_edits(kind, found.len(), &|i| stretch.at_a(i), &|j| stretch.at_b(j));

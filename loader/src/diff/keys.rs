@@ -35,6 +35,43 @@ pub struct Keys {
     pub bound: u32,
     /// What they mean.
     pub kind: KeyKind,
+    /// The sample id of each key, ascending, where keys are not the ids themselves.
+    pub names: Option<Vec<u32>>,
+}
+
+impl Keys {
+    /// The sample id that a key stands for.
+    pub fn name(&self, key: u32) -> u32 {
+        let names = self.names.as_ref();
+        names
+            .and_then(|names| names.get(key as usize).copied())
+            .unwrap_or(key)
+    }
+
+    /// Ids as keys. Tables are as long as the largest key, so ids that lie far apart are numbered anew.
+    fn of_ids(mut a: Vec<u32>, mut b: Vec<u32>) -> Self {
+        let most = a.iter().chain(&b).max().copied();
+        let samples = (a.len() + b.len()) as u64;
+        let mut names = None;
+        let mut bound = most.map_or(0, |most| most.saturating_add(1));
+        if u64::from(bound) > samples.saturating_mul(4).max(1 << 20) {
+            let mut ids: Vec<u32> = a.iter().chain(&b).copied().collect();
+            ids.sort_unstable();
+            ids.dedup();
+            for key in a.iter_mut().chain(&mut b) {
+                *key = ids.partition_point(|id| id < key) as u32;
+            }
+            bound = ids.len() as u32;
+            names = Some(ids);
+        }
+        Self {
+            a,
+            b,
+            bound,
+            kind: KeyKind::Ids,
+            names,
+        }
+    }
 }
 
 /// Why two sides cannot be compared.
@@ -76,13 +113,7 @@ pub fn keys(a: &mut Side, b: &mut Side, done: &(dyn Fn(u64) + Sync)) -> Result<K
     if let (Samples::Ids(ids_a), Samples::Ids(ids_b)) = (&mut a.samples, &mut b.samples)
         && same_dataset
     {
-        let bound = ids_a.iter().chain(&*ids_b).max().map_or(0, |max| max + 1);
-        return Ok(Keys {
-            a: std::mem::take(ids_a),
-            b: std::mem::take(ids_b),
-            bound,
-            kind: KeyKind::Ids,
-        });
+        return Ok(Keys::of_ids(std::mem::take(ids_a), std::mem::take(ids_b)));
     }
     for (side, other) in [(&*a, &*b), (&*b, &*a)] {
         if matches!(side.samples, Samples::Ids(_)) && side.source.is_none() {
@@ -140,6 +171,7 @@ fn numbered(a: &[Fingerprint], b: &[Fingerprint], kind: KeyKind) -> Keys {
         b,
         bound: known.len() as u32,
         kind,
+        names: None,
     }
 }
 

@@ -4,6 +4,7 @@
 //! consumed at ([`layout::Layout`]); [`compare::compare`] finds the first difference, says of what kind it is and
 //! counts. Reports are in [`crate::report`].
 
+pub mod amounts;
 pub mod classify;
 pub mod compare;
 pub mod content;

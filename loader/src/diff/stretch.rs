@@ -51,9 +51,9 @@ impl<'a> Stretch<'a> {
 }
 
 /// The sample id at a position of a stretch.
-pub(super) fn id_at(side: &Side, keys: &[u32], kind: KeyKind, index: usize) -> Option<u64> {
-    match kind {
-        KeyKind::Ids => keys.get(index).map(|id| u64::from(*id)),
+pub(super) fn id_at(side: &Side, of: &[u32], keys: &Keys, index: usize) -> Option<u64> {
+    match keys.kind {
+        KeyKind::Ids => of.get(index).map(|key| u64::from(keys.name(*key))),
         KeyKind::Tokens => match side.samples {
             Samples::Ids(_) => side.source_id(index),
             _ => None,

@@ -22,6 +22,8 @@ const MAX_HEADER: u64 = 10_000;
 pub enum ElementType {
     /// `<i2`
     I16,
+    /// `<u2`, as token files have it
+    U16,
     /// `<i4`
     I32,
     /// `<u4`
@@ -31,8 +33,9 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    const ALL: [ElementType; 4] = [
+    const ALL: [ElementType; 5] = [
         ElementType::I16,
+        ElementType::U16,
         ElementType::I32,
         ElementType::U32,
         ElementType::I64,
@@ -42,6 +45,7 @@ impl ElementType {
     pub fn descr(self) -> &'static str {
         match self {
             ElementType::I16 => "<i2",
+            ElementType::U16 => "<u2",
             ElementType::I32 => "<i4",
             ElementType::U32 => "<u4",
             ElementType::I64 => "<i8",
@@ -51,7 +55,7 @@ impl ElementType {
     /// Bytes of one value.
     pub fn size(self) -> u64 {
         match self {
-            ElementType::I16 => 2,
+            ElementType::I16 | ElementType::U16 => 2,
             ElementType::I32 | ElementType::U32 => 4,
             ElementType::I64 => 8,
         }
@@ -140,7 +144,7 @@ impl NpyFile {
                 take(match self.header.element {
                     ElementType::I16 => word as u16 as i16 as i64 as u64,
                     ElementType::I32 => word as u32 as i32 as i64 as u64,
-                    ElementType::U32 | ElementType::I64 => word,
+                    ElementType::U16 | ElementType::U32 | ElementType::I64 => word,
                 });
             }
             at += now as u64;
@@ -337,7 +341,7 @@ fn parse_header(text: &str) -> Result<(ElementType, Vec<u64>), String> {
     let element = ElementType::ALL
         .into_iter()
         .find(|e| e.descr() == descr)
-        .ok_or_else(|| format!("values of type {descr:?}; index arrays hold <i2, <i4, <u4 or <i8"))?;
+        .ok_or_else(|| format!("values of type {descr:?}; arrays hold <i2, <u2, <i4, <u4 or <i8"))?;
     if fortran {
         return Err("the array is stored column by column (Fortran order)".to_owned());
     }

@@ -44,6 +44,19 @@ impl Alignment {
         micro_steps: 0,
     };
 
+    /// Epochs are those logged.
+    pub fn as_logged(&self) -> bool {
+        self.epochs == EpochRule::Offset(0)
+    }
+
+    /// How far epochs are moved; one epoch for all comes last.
+    pub(super) fn distance(&self) -> u64 {
+        match self.epochs {
+            EpochRule::Offset(by) => by.unsigned_abs(),
+            EpochRule::Fixed(_) => u64::MAX,
+        }
+    }
+
     /// What the alignment means, `None` for the plain one.
     pub fn in_words(&self) -> Option<String> {
         let mut words = Vec::new();

@@ -265,10 +265,22 @@ impl Reader {
         let mut counters: Vec<((Option<u64>, u64), u64)> = Vec::new();
         loop {
             text.clear();
-            if reader.read_line(&mut text).map_err(io)? == 0 {
-                return Ok(());
+            match reader.read_line(&mut text) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                    return Err(LogError::Line {
+                        path: path.to_owned(),
+                        line: number + 1,
+                        problem: "it is not UTF-8 text".to_owned(),
+                    });
+                }
+                Err(error) => return Err(io(error)),
             }
             number += 1;
+            if number == 1 && text.starts_with('\u{feff}') {
+                text.remove(0);
+            }
             if text.trim().is_empty() {
                 continue;
             }
@@ -281,6 +293,11 @@ impl Reader {
                 let header: Header = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
                 rank_of_file = self.header(&header).map_err(wrong)?;
                 continue;
+            }
+            if !text.trim_start().starts_with('{') {
+                return Err(wrong(
+                    "it is no JSON object: a line is {\"micro_step\": …, …}".to_owned(),
+                ));
             }
             let line: Line = serde_json::from_str(&text).map_err(|e| {
                 // A run that was killed leaves half a line at its end.
@@ -357,6 +374,12 @@ fn batch(line: Line, rank: u64, micro_step: u64, keep_tokens: bool) -> Result<Lo
     }
     let samples = line.samples.or(hashed);
     let ids = line.ids.or(line.rows);
+    if let Some(id) = ids.iter().flatten().find(|id| **id >= u64::from(u32::MAX)) {
+        return Err(format!(
+            "{id} is no sample id that can be compared: those go up to {}",
+            u32::MAX - 1
+        ));
+    }
     let counts = [
         line.num_samples,
         samples.as_ref().map(Vec::len),

@@ -263,11 +263,21 @@ impl Dataset {
                 };
                 return Some(format!("{which} differs: {how} ({counts})"));
             }
-        } else if let Some((old, new)) = self.files.iter().zip(&found.files).find(|(old, new)| old != new) {
-            return Some(format!(
-                "there are {counts}; the first difference is at {} (recorded: {})",
-                new.name, old.name
-            ));
+        } else {
+            let first = self.files.iter().zip(&found.files).find(|(old, new)| old != new);
+            let (kept, now) = (self.files.len(), found.files.len());
+            let named = match first {
+                Some((old, new)) => {
+                    format!("the first difference is at {} (recorded: {})", new.name, old.name)
+                }
+                None if now < kept => format!("the first file missing is {}", self.files[now].name),
+                None if kept < now => format!(
+                    "the first file that was not recorded is {}",
+                    found.files[kept].name
+                ),
+                None => return Some(counts),
+            };
+            return Some(format!("there are {counts}; {named}"));
         }
         Some(counts)
     }
@@ -380,8 +390,20 @@ impl Epochs {
                 return Some(format!("{new} {what}, recorded were {old}"));
             }
         }
+        let listed = self.count.min(EPOCHS_LISTED as u64);
+        if self.epoch_hashes.len() as u64 != listed {
+            return Some(format!(
+                "the manifest lists {} epoch hashes, {listed} belong to {} epochs: it was edited",
+                self.epoch_hashes.len(),
+                self.count
+            ));
+        }
         if self.order_hash == found.order_hash {
-            return None;
+            let edited = self.epoch_hashes.iter().zip(&found.epoch_hashes);
+            let edited = edited.into_iter().position(|(old, new)| old != new);
+            return edited.map(|epoch| {
+                format!("the hash recorded of epoch {epoch} is not that of the order, whose own hash is right: the manifest was edited")
+            });
         }
         let epoch = self
             .epoch_hashes

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::agreement::{Alignment, Matched, Replay, compare};
+use super::agreement::{Alignment, EpochRule, Matched, Replay, compare};
+use super::candidates::seed_of;
 use super::digests::{Digests, read_sample};
 use super::log::RunLog;
 use super::search::{Found, Outcome};
@@ -124,6 +125,9 @@ impl Verification {
                     if let Some(words) = found.alignment.in_words() {
                         line("", &words);
                     }
+                    for same in &outcome.same_as {
+                        line("", &same_in_words(same));
+                    }
                     line(
                         "",
                         &format!(
@@ -183,6 +187,7 @@ impl Verification {
             "verdict": self.verdict(),
             "claimed": found(&self.claimed),
             "found": self.found().map(found),
+            "same_as": self.outcome.iter().flat_map(|o| &o.same_as).map(found).collect::<Vec<_>>(),
             "nearest": self.outcome.as_ref().and_then(|o| o.best.as_ref()).filter(|_| self.found().is_none()).map(found),
             "tried": self.outcome.as_ref().map(|o| o.tried),
             "samples_known": self.presence.as_ref().map(|p| p.known),
@@ -191,6 +196,20 @@ impl Verification {
                 "samples_known": known,
             })),
         })
+    }
+}
+
+/// Another name of the order found.
+fn same_in_words(same: &Found) -> String {
+    let seed = seed_of(&same.spec).and_then(|seed| serde_json::to_value(seed).ok());
+    let seed = seed.map_or(String::new(), |seed| format!(" seed {seed}"));
+    match same.alignment.epochs {
+        EpochRule::Offset(by) if by > 0 => format!("the same as{seed} from epoch {by} on"),
+        EpochRule::Offset(by) => format!(
+            "the same as{seed} with epochs counted {} lower",
+            by.unsigned_abs()
+        ),
+        EpochRule::Fixed(epoch) => format!("the same as{seed} with every epoch as epoch {epoch}"),
     }
 }
 

@@ -5,6 +5,7 @@ mod bench;
 mod config;
 mod contract;
 mod diff;
+mod diff_logs;
 mod examples;
 mod fla_pipeline;
 mod ids;

@@ -325,3 +325,32 @@ fn a_log_with_numbers_no_run_has_is_refused() {
         lines[at][key] = right;
     }
 }
+
+/// Seed s from epoch 1 on is seed s + 1 from epoch 0 on: the seed that needs no such words is named, the other beside it.
+#[test]
+fn verify_prefers_the_seed_whose_epochs_are_those_logged() {
+    for claimed in [1233, 1235] {
+        let claim = format!("--order torch-distributed --seed {claimed} --seeds 1230..1240");
+        let (code, report) = verify("torch_distributed", &claim);
+        assert_eq!(code, Some(1), "{report}");
+        assert_eq!(report["found"]["order"]["seed"], 1234, "{report}");
+        assert_eq!(report["found"]["alignment"]["epoch_offset"], 0, "{report}");
+        assert_eq!(report["same_as"][0]["order"]["seed"], 1233, "{report}");
+        assert_eq!(report["same_as"][0]["alignment"]["epoch_offset"], 1, "{report}");
+    }
+    let text = line(&format!(
+        "verify --log tests/data/run_logs/torch_distributed --cache-dir {SHAKESPEARE} --order torch-distributed --seed 1233"
+    ))
+    .text();
+    assert!(text.contains("the same as seed 1233 from epoch 1 on"), "{text}");
+}
+
+#[test]
+fn a_range_of_seeds_that_cannot_be_searched_is_refused() {
+    let error = line(&format!(
+        "verify --log tests/data/run_logs/torch_distributed --cache-dir {SHAKESPEARE} --order torch-distributed --seed 1 \
+         --seeds 0..18446744073709551615"
+    ))
+    .refused();
+    assert!(error.contains("a search tries up to 1048576"), "{error}");
+}
