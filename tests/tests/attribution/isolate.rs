@@ -176,7 +176,10 @@ fn check_claims(report: &Value, factor: &str, pairs: u64) {
             let shown = (low > 0.0 || high < 0.0) && mean.abs() > spread;
             assert_eq!(effect["shown"], shown, "{effect}");
             let claims = sentences.contains(&format!("{factor} explains"));
-            let denied = sentences.split("no effect shown of ").nth(1).and_then(|t| t.split(';').next());
+            let denied = sentences
+                .split("no effect shown of ")
+                .nth(1)
+                .and_then(|t| t.split(';').next());
             let denies = denied.is_some_and(|t| t.contains(&format!("{factor} (")));
             assert_eq!((claims, denies), (shown, !shown), "{sentences}");
         }

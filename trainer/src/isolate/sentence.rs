@@ -65,7 +65,10 @@ pub fn response(response: &Response, factors: &[Factor], seeds: &[bool], confide
         } else if own.iter().any(|e| e.shown) {
             explain.push((share, format!("{key} explains {part} of the variance")));
         } else if let Some(bound) = bound {
-            unshown.push((share, format!("{key} ({part} of the variance, |effect| <= {bound:.4})")));
+            unshown.push((
+                share,
+                format!("{key} ({part} of the variance, |effect| <= {bound:.4})"),
+            ));
         } else if seeds[which] {
             let spread = response.seed_spreads.iter().find(|s| s.of.factor == which);
             rest.push((
@@ -116,14 +119,21 @@ fn share_of(response: &Response, effect: &[usize]) -> f64 {
 /// What is left for interactions, the large ones by name.
 fn interactions(response: &Response) -> Option<String> {
     const LARGE: f64 = 0.1;
-    let all: Vec<_> = response.variance.iter().filter(|s| s.of.effect.len() != 1).collect();
+    let all: Vec<_> = response
+        .variance
+        .iter()
+        .filter(|s| s.of.effect.len() != 1)
+        .collect();
     if all.is_empty() {
         return None;
     }
     let total: f64 = all.iter().map(|s| s.of.share).sum();
     let mut large: Vec<_> = all.into_iter().filter(|s| s.of.share >= LARGE).collect();
     large.sort_by(|a, b| b.of.share.total_cmp(&a.of.share));
-    let names: Vec<String> = large.iter().map(|s| format!("{} {}", s.name, percent(s.of.share))).collect();
+    let names: Vec<String> = large
+        .iter()
+        .map(|s| format!("{} {}", s.name, percent(s.of.share)))
+        .collect();
     let of = if names.is_empty() {
         String::new()
     } else {
