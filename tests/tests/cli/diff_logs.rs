@@ -1,5 +1,7 @@
 //! `diff` between logs of ids: what is said of other data, of damaged numbers, of micro-steps divided otherwise.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which say what failed")]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

@@ -352,7 +352,7 @@ pub fn rank(columns: &[Vec<i64>]) -> usize {
 
 fn confounding(cells: &[Vec<usize>], sizes: &[usize]) -> (Vec<Confounded>, Vec<Vec<usize>>) {
     let effects = effects_of(sizes.len());
-    let one = vec![vec![1i64; cells.len()]];
+    let one = [vec![1i64; cells.len()]];
     let coded: Vec<Vec<Vec<i64>>> = effects.iter().map(|e| columns(cells, sizes, e)).collect();
     // What an effect adds to the mean.
     let span = |parts: &[&Vec<Vec<i64>>]| {

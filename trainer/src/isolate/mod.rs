@@ -45,19 +45,19 @@ pub enum IsolateError {
     },
     /// Settings.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// Data.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     /// Initial weights.
     #[error(transparent)]
-    Init(#[from] InitError),
+    Init(Box<InitError>),
     /// A run.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(Box<RunError>),
     /// The metrics of a run.
     #[error(transparent)]
-    Log(#[from] LogError),
+    Log(Box<LogError>),
     /// No design can be made.
     #[error("{0}")]
     Design(String),
@@ -104,6 +104,36 @@ pub enum IsolateError {
     /// Orders cannot be compared.
     #[error("orders cannot be compared: {0}")]
     Orders(String),
+}
+
+impl From<ConfigError> for IsolateError {
+    fn from(error: ConfigError) -> Self {
+        IsolateError::Config(Box::new(error))
+    }
+}
+
+impl From<DataError> for IsolateError {
+    fn from(error: DataError) -> Self {
+        IsolateError::Data(Box::new(error))
+    }
+}
+
+impl From<InitError> for IsolateError {
+    fn from(error: InitError) -> Self {
+        IsolateError::Init(Box::new(error))
+    }
+}
+
+impl From<RunError> for IsolateError {
+    fn from(error: RunError) -> Self {
+        IsolateError::Run(Box::new(error))
+    }
+}
+
+impl From<LogError> for IsolateError {
+    fn from(error: LogError) -> Self {
+        IsolateError::Log(Box::new(error))
+    }
 }
 
 pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> IsolateError {

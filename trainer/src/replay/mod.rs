@@ -28,19 +28,19 @@ pub enum ReplayError {
     },
     /// Settings.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(Box<ConfigError>),
     /// Data.
     #[error(transparent)]
-    Data(#[from] DataError),
+    Data(Box<DataError>),
     /// A run.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(Box<RunError>),
     /// A checkpoint.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(Box<CheckpointError>),
     /// The metrics of a run.
     #[error(transparent)]
-    Log(#[from] LogError),
+    Log(Box<LogError>),
     /// A folder or its contents do not fit.
     #[error("{}: {problem}", path.display())]
     Folder {
@@ -67,6 +67,36 @@ pub enum ReplayError {
         /// What is wrong and what is allowed.
         problem: String,
     },
+}
+
+impl From<ConfigError> for ReplayError {
+    fn from(error: ConfigError) -> Self {
+        ReplayError::Config(Box::new(error))
+    }
+}
+
+impl From<DataError> for ReplayError {
+    fn from(error: DataError) -> Self {
+        ReplayError::Data(Box::new(error))
+    }
+}
+
+impl From<RunError> for ReplayError {
+    fn from(error: RunError) -> Self {
+        ReplayError::Run(Box::new(error))
+    }
+}
+
+impl From<CheckpointError> for ReplayError {
+    fn from(error: CheckpointError) -> Self {
+        ReplayError::Checkpoint(Box::new(error))
+    }
+}
+
+impl From<LogError> for ReplayError {
+    fn from(error: LogError) -> Self {
+        ReplayError::Log(Box::new(error))
+    }
 }
 
 fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> ReplayError {
