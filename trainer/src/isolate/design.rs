@@ -91,7 +91,7 @@ impl Design {
             })?;
         let all = combinations(sizes);
         let budget = budget.unwrap_or(total);
-        let needed = 1 + sizes.iter().map(|s| s - 1).sum::<usize>();
+        let needed = main_effects(sizes);
         if budget < needed.min(total) {
             return Err(IsolateError::Design(format!(
                 "a budget of {budget} run(s) is too small for these factors: their main effects alone need {needed} \
@@ -234,7 +234,21 @@ fn word_lengths(masks: &[usize], base: usize) -> Vec<usize> {
     out
 }
 
-/// Cells in which levels, then pairs of levels, come evenly; the first one has level 0 of each factor.
+/// Numbers that the mean and the main effects are.
+fn main_effects(sizes: &[usize]) -> usize {
+    1 + sizes.iter().map(|s| s - 1).sum::<usize>()
+}
+
+/// Dimensions that the mean and the main effects span over some cells.
+fn main_rank(cells: &[Vec<usize>], sizes: &[usize]) -> usize {
+    let mut all = vec![vec![1i64; cells.len()]];
+    (0..sizes.len()).for_each(|f| all.extend(columns(cells, sizes, &[f])));
+    rank(&all)
+}
+
+/// Cells in which levels, then pairs of levels, come evenly; the first one has level 0 of each factor. Once no more places
+/// are left than main effects are missing, only cells that tell another one apart are taken: there always is one, as all
+/// cells together tell all apart.
 fn subset(all: &[Vec<usize>], sizes: &[usize], budget: usize) -> Vec<Vec<usize>> {
     let factors = sizes.len();
     let mut single: Vec<Vec<u64>> = sizes.iter().map(|s| vec![0; *s]).collect();
@@ -244,7 +258,9 @@ fn subset(all: &[Vec<usize>], sizes: &[usize], budget: usize) -> Vec<Vec<usize>>
         .map(|(a, b)| vec![0; sizes[*a] * sizes[*b]])
         .collect();
     let mut left: Vec<&Vec<usize>> = all.iter().collect();
-    let mut chosen = Vec::with_capacity(budget);
+    let mut chosen: Vec<Vec<usize>> = Vec::with_capacity(budget);
+    let needed = main_effects(sizes);
+    let mut told = 0;
     while chosen.len() < budget && !left.is_empty() {
         // Adding one to a count c raises the sum of squares by 2c + 1: the smallest counts are filled first.
         let cost = |cell: &[usize]| {
@@ -256,7 +272,19 @@ fn subset(all: &[Vec<usize>], sizes: &[usize], budget: usize) -> Vec<Vec<usize>>
                 .sum();
             (ones, twos)
         };
-        let Some(at) = (0..left.len()).min_by_key(|i| (cost(left[*i]), *i)) else {
+        let mut by_cost: Vec<usize> = (0..left.len()).collect();
+        by_cost.sort_by_key(|i| (cost(left[*i]), *i));
+        let must_tell = budget - chosen.len() <= needed - told;
+        let tells = |i: &&usize| {
+            let with: Vec<Vec<usize>> = chosen.iter().chain([left[**i]]).cloned().collect();
+            main_rank(&with, sizes) > told
+        };
+        let picked = if must_tell {
+            by_cost.iter().find(tells)
+        } else {
+            None
+        };
+        let Some(&at) = picked.or(by_cost.first()) else {
             break;
         };
         let cell = left.remove(at);
@@ -267,6 +295,7 @@ fn subset(all: &[Vec<usize>], sizes: &[usize], budget: usize) -> Vec<Vec<usize>>
             counts[cell[*a] * sizes[*b] + cell[*b]] += 1;
         }
         chosen.push(cell.clone());
+        told = main_rank(&chosen, sizes);
     }
     chosen.sort();
     chosen
@@ -481,6 +510,30 @@ mod tests {
             design.not_estimable
         );
         assert_eq!(design, Design::of_sizes(&[3, 3, 2], Some(9)).unwrap());
+    }
+
+    #[test]
+    fn main_effects_are_told_apart_within_every_budget() {
+        for sizes in [
+            &[3, 3][..],
+            &[5, 5],
+            &[2, 2, 4],
+            &[2, 3, 3],
+            &[3, 4, 4],
+            &[2, 2, 2, 3],
+        ] {
+            let total: usize = sizes.iter().product();
+            for budget in main_effects(sizes)..total {
+                let design = Design::of_sizes(sizes, Some(budget)).unwrap();
+                assert_eq!(design.cells.len(), budget, "{sizes:?}");
+                assert_eq!(
+                    main_rank(&design.cells, sizes),
+                    main_effects(sizes),
+                    "{sizes:?} in {budget}"
+                );
+                assert!(design.cells.contains(&vec![0; sizes.len()]));
+            }
+        }
     }
 
     #[test]

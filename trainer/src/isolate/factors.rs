@@ -184,10 +184,7 @@ pub fn owner(key: &str) -> Result<Part, String> {
         ("model", _) => Part::Model,
         ("data", "cache_dir" | "split" | "column" | "indices") => Part::Corpus,
         ("data", _) | ("loss", "shift_in_model") => Part::Samples,
-        ("batch", "device_micro_batch_size")
-        | ("loss", "chunks")
-        | ("loader", _)
-        | ("train", "device" | "precision" | "recompute" | "threads") => Part::Execution,
+        ("batch", "device_micro_batch_size") | ("loss", "chunks") | ("loader", _) => Part::Execution,
         ("batch", _) => Part::Batch,
         ("optimizer" | "schedule", _) => Part::Optimizer,
         ("train", "steps" | "epochs") => {
@@ -195,6 +192,7 @@ pub fn owner(key: &str) -> Result<Part, String> {
                 "all runs of a design have the same steps: curves of other lengths are no comparison".into(),
             );
         }
+        ("train", _) => Part::Execution,
         ("output_dir" | "eval" | "checkpoint" | "log", _) => {
             return Err(format!("{section} decides nothing that a run learns"));
         }

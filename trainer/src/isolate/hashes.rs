@@ -121,12 +121,13 @@ impl Hasher {
             config.loss.shift_in_model
         ]);
         let optimizer = json!([config.optimizer, config.schedule, steps]);
-        let train = &config.train;
+        let mut train = json!(config.train);
+        if let Value::Object(train) = &mut train {
+            // The length of a run is the optimizer's, through the schedule.
+            train.retain(|key, _| key != "steps" && key != "epochs");
+        }
         let execution = json!([
-            train.device,
-            train.precision,
-            train.recompute,
-            train.threads,
+            train,
             batch.device_micro_batch_size,
             config.loss.chunks,
             config.loader
