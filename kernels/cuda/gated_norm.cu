@@ -45,7 +45,7 @@ gated_rms_norm(const elem* __restrict__ o, const elem* __restrict__ z, long long
     const int c = (i * LANES + lane) * 8;
     Vec8 ww = load8(w + c);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[i].v[j] *= r * ww.v[j];
+    for (int j = 0; j < 8; ++j) x[i].v[j] = x[i].v[j] * r * ww.v[j];
     if (z) {
       Vec8 g = load8(z + zat + c);
 #pragma unroll
@@ -55,10 +55,11 @@ gated_rms_norm(const elem* __restrict__ o, const elem* __restrict__ z, long long
   }
 }
 
-// Grid-stride over blocks of heads; dw partial sums [blocks, VD]. do elem, dz elem with row stride lddz.
+// Grid-stride over blocks of heads; dw partial sums [blocks, VD]. do elem, dz elem with row stride lddz. y, if given: the
+// forward kernel's output again, in its bits.
 extern "C" __global__ void __launch_bounds__(256)
 gated_rms_norm_backward(const elem* __restrict__ o, const elem* __restrict__ z, long long ldz, const float* __restrict__ w, const float* __restrict__ rstd,
-                        const elem* __restrict__ dy, elem* __restrict__ dout, elem* __restrict__ dz, long long lddz, float* __restrict__ dw_part, long long heads, int HV,
+                        const elem* __restrict__ dy, elem* __restrict__ dout, elem* __restrict__ dz, long long lddz, elem* __restrict__ y, float* __restrict__ dw_part, long long heads, int HV,
                         int heads_per_block) {
   __shared__ float part[8 * HEADS_PER_WARP][VD];
   const int lane = threadIdx.x & (LANES - 1);
@@ -83,21 +84,24 @@ gated_rms_norm_backward(const elem* __restrict__ o, const elem* __restrict__ z, 
     float dot = 0.f;
 #pragma unroll
     for (int i = 0; i < VECS; ++i) {
-      Vec8 ww = load8(w + (i * LANES + lane) * 8);
+      Vec8 ww = load8(w + (i * LANES + lane) * 8), again;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float xh = x[i].v[j] * r, t = d[i].v[j] * xh;
         float si = 1.f;
+        again.v[j] = xh * ww.v[j];
         if (z) {
           const float sg = sigmoidf(g[i].v[j]);
           si = activation(g[i].v[j], sg);
           g[i].v[j] = t * ww.v[j] * slope(g[i].v[j], sg);
+          again.v[j] *= si;
         }
         if (on) dw[i].v[j] = fmaf(t, si, dw[i].v[j]);
         d[i].v[j] *= ww.v[j] * si;
         x[i].v[j] = xh;
         dot = fmaf(d[i].v[j], xh, dot);
       }
+      if (y && on) save8(y + at + (i * LANES + lane) * 8, again);
     }
     dot = group_sum<LANES>(dot) * (1.f / VD);
     if (on)

@@ -13,7 +13,7 @@ pub enum Recompute {
     /// Nothing.
     #[default]
     None,
-    /// Normed inputs, convolution outputs and SwiGLU activations: operators bound by memory.
+    /// Outputs of norms, convolutions and SwiGLU activations: operators bound by memory.
     Cheap,
     /// Whole blocks, from the residual stream before them (blocks are marked by [`PlanBuilder::start_block`]).
     Block,
@@ -58,7 +58,13 @@ fn cheap_groups(b: &PlanBuilder) -> Vec<Group> {
             .into_iter()
             .any(|id| backward.iter().any(|op| reads(op, id)))
     };
-    let cheap = |op: &Op| matches!(op, Op::AddRmsNorm(_) | Op::ShortConv(_) | Op::SwiGlu(_)) && needed(op);
+    let cheap = |op: &Op| {
+        let bound_by_memory = matches!(
+            op,
+            Op::AddRmsNorm(_) | Op::GatedRmsNorm(_) | Op::ShortConv(_) | Op::SwiGlu(_)
+        );
+        bound_by_memory && needed(op)
+    };
     forward
         .iter()
         .enumerate()
@@ -95,26 +101,35 @@ fn written(op: &Op) -> Vec<BufferId> {
     ids
 }
 
-/// A SwiGLU alone whose result is needed only after its gradient: the gradient writes it on its way.
+/// A norm or SwiGLU alone whose result is needed only after its gradient: the gradient writes it on its way.
 fn with_gradient(b: &mut PlanBuilder, backward: &[Op], group: &Group) -> Option<Vec<Op>> {
     let [at] = group[..] else { return None };
-    let Op::SwiGlu(forward) = b.sections[Section::Forward as usize][at].clone() else {
-        return None;
+    let forward = &b.sections[Section::Forward as usize][at];
+    let written = match forward {
+        Op::AddRmsNorm(o) => o.out,
+        Op::GatedRmsNorm(o) => o.out,
+        Op::SwiGlu(o) => o.out,
+        _ => return None,
     };
-    let gradient = backward.iter().position(
-        |op| matches!(op, Op::SwiGluBackward(o) if o.gate_up == forward.gate_up && o.out.is_none()),
-    )?;
-    if backward[..gradient].iter().any(|op| reads(op, forward.out)) {
+    let gradient = backward.iter().position(|op| match (forward, op) {
+        (Op::AddRmsNorm(f), Op::AddRmsNormBackward(o)) => o.rstd == f.rstd && o.out.is_none(),
+        (Op::GatedRmsNorm(f), Op::GatedRmsNormBackward(o)) => o.rstd == f.rstd && o.out.is_none(),
+        (Op::SwiGlu(f), Op::SwiGluBackward(o)) => o.gate_up == f.gate_up && o.out.is_none(),
+        _ => false,
+    })?;
+    if backward[..gradient].iter().any(|op| reads(op, written)) {
         return None;
     }
-    let old = b.get(forward.out).clone();
+    let old = b.get(written).clone();
     let fresh = b.buffer(format!("{}.again", old.name), &old.shape, old.role);
     let mut fused = backward.to_vec();
     for (i, op) in fused.iter_mut().enumerate() {
         match op {
+            Op::AddRmsNormBackward(o) if i == gradient => o.out = Some(fresh),
+            Op::GatedRmsNormBackward(o) if i == gradient => o.out = Some(fresh),
             Op::SwiGluBackward(o) if i == gradient => o.out = Some(fresh),
             op => op.visit_mut(&mut |id, _| {
-                if *id == forward.out {
+                if *id == written {
                     *id = fresh;
                 }
             }),
@@ -184,16 +199,19 @@ fn needed(ops: Vec<Op>, backward: &[Op]) -> Vec<Op> {
 }
 
 /// The operator as it is run again. The norm that starts a group reads the residual stream it wrote the first time,
-/// so that neither the stream before it nor the branch has to be kept.
+/// so that neither the stream before it nor its branches have to be kept.
 fn again(op: &Op, first: bool) -> Op {
     match op {
-        Op::AddRmsNorm(norm) if first => AddRmsNorm {
-            x: norm.sum.unwrap_or(norm.x),
-            branch: None,
-            sum: None,
-            ..norm.clone()
-        }
-        .into(),
+        Op::AddRmsNorm(norm) if first => match norm.sum {
+            Some(sum) => AddRmsNorm {
+                x: sum,
+                branches: [None; 2],
+                sum: None,
+                ..norm.clone()
+            }
+            .into(),
+            None => op.clone(),
+        },
         op => op.clone(),
     }
 }

@@ -22,6 +22,8 @@ const MAX_LINE: u64 = 4096;
 
 /// Longest header of a `.npy` list; numpy itself stops at 10,000 bytes.
 const MAX_NPY_HEADER: u64 = 10_000;
+/// A record type with subarrays opens four; no list of rows needs as many as this.
+const MAX_NPY_DEPTH: usize = 8;
 
 /// Why a list cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -273,6 +275,12 @@ fn npy_values(reader: &mut impl BufRead, bytes: u64) -> Result<(Values, Layout),
     }
     let mut header = vec![0; start as usize];
     reader.read_exact(&mut header)?;
+    // npyz's parser goes back at every open bracket, in time exponential in their depth: a short header can hold it for hours.
+    if bracket_depth(&header[before as usize..]) > MAX_NPY_DEPTH {
+        return Err(bad(
+            "its header nests brackets deeper than any array's".to_string()
+        ));
+    }
     let header =
         npyz::NpyHeader::from_reader(&header[..]).map_err(|e| bad(format!("not a numpy array: {e}")))?;
     let &[entries] = header.shape() else {
@@ -311,6 +319,20 @@ fn npy_values(reader: &mut impl BufRead, bytes: u64) -> Result<(Values, Layout),
     };
     let width = width as u64;
     Ok((values, Layout::Raw { start, width }))
+}
+
+/// The most brackets open at once in a header, as one in a string counts too.
+fn bracket_depth(header: &[u8]) -> usize {
+    let (mut open, mut deepest) = (0usize, 0);
+    for byte in header {
+        match byte {
+            b'{' | b'(' | b'[' => open += 1,
+            b'}' | b')' | b']' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(open);
+    }
+    deepest
 }
 
 fn read_raw(mut reader: impl Read, values: Values, num_samples: u64) -> Result<Permutation, Fault> {

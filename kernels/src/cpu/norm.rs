@@ -12,12 +12,12 @@ use crate::plan::Plan;
 /// See [`ops::AddRmsNorm`].
 pub fn add_rms_norm<T: Real>(op: &ops::AddRmsNorm, scope: &Scope<T>, work: &Work<T>) {
     let x = scope.mat(op.x);
-    let branch = op.branch.map(|id| scope.mat(id));
+    let branches = op.branches.map(|id| id.map(|id| scope.mat(id)));
     let weight = scope.slice(op.weight);
     let n = T::of(weight.len() as f64);
     let eps = T::of(op.eps);
     let (out, rstd) = (scope.mat_mut(op.out), MatMut::dense(scope.slice_mut(op.rstd), 1));
-    // Without a branch there is no sum to write: the views below then have no columns.
+    // A sum that nobody keeps has no columns in the views below.
     let sum = match op.sum {
         Some(id) => scope.mat_mut(id),
         None => MatMut::new(&mut [], x.rows, 0, 0),
@@ -33,22 +33,18 @@ pub fn add_rms_norm<T: Real>(op: &ops::AddRmsNorm, scope: &Scope<T>, work: &Work
                 #[inline(always)]
                 || {
                     for r in 0..block.rows {
-                        let x = x.row(block.first + r);
-                        let s: &[T] = match &branch {
-                            Some(branch) => {
-                                let s = sum.row(r);
-                                for ((s, &x), &b) in s.iter_mut().zip(x).zip(branch.row(block.first + r)) {
-                                    *s = x + b;
-                                }
-                                s
-                            }
-                            None => x,
-                        };
-                        let scale = T::ONE / (dot(s, s) / n + eps).sqrt();
-                        rstd.row(r)[0] = scale;
-                        for ((y, &s), &w) in out.row(r).iter_mut().zip(s).zip(weight) {
-                            *y = s * scale * w;
+                        let out = out.row(r);
+                        out.copy_from_slice(x.row(block.first + r));
+                        for branch in branches.iter().flatten() {
+                            let branch = branch.row(block.first + r);
+                            out.iter_mut().zip(branch).for_each(|(s, &b)| *s += b);
                         }
+                        if op.sum.is_some() {
+                            sum.row(r).copy_from_slice(out);
+                        }
+                        let scale = T::ONE / (dot(out, out) / n + eps).sqrt();
+                        rstd.row(r)[0] = scale;
+                        out.iter_mut().zip(weight).for_each(|(s, &w)| *s = *s * scale * w);
                     }
                 },
             );
@@ -57,58 +53,80 @@ pub fn add_rms_norm<T: Real>(op: &ops::AddRmsNorm, scope: &Scope<T>, work: &Work
 
 /// Working memory of [`add_rms_norm_backward`].
 pub fn add_rms_norm_backward_need(op: &ops::AddRmsNormBackward, plan: &Plan, blocks: usize) -> Need {
+    let width = plan.buffer(op.weight).len();
     Need {
-        shared: blocks * plan.buffer(op.weight).len(),
+        shared: blocks * width,
+        worker: width,
         ..Need::default()
     }
 }
 
 /// See [`ops::AddRmsNormBackward`].
 pub fn add_rms_norm_backward<T: Real>(op: &ops::AddRmsNormBackward, scope: &Scope<T>, work: &Work<T>) {
-    let (sum, rstd, dout) = (scope.mat(op.sum), scope.slice(op.rstd), scope.mat(op.dout));
+    let (x, rstd, dout) = (scope.mat(op.x), scope.slice(op.rstd), scope.mat(op.dout));
+    let branch = op.branch.map(|id| scope.mat(id));
     let dresidual = op.dresidual.map(|id| scope.mat(id));
     let weight = scope.slice(op.weight);
     let width = weight.len();
     let n = T::of(width as f64);
     let dsum = scope.mat_mut(op.dsum);
-    let dbranch = match op.dbranch {
+    let optional = |id: Option<_>| match id {
         Some(id) => scope.mat_mut(id),
-        None => MatMut::new(&mut [], sum.rows, 0, 0),
+        None => MatMut::new(&mut [], x.rows, 0, 0),
     };
+    let (dbranch, out) = (optional(op.dbranch), optional(op.out));
     let mut shared = lock(&work.shared);
     let partials = MatMut::dense(&mut shared[..work.blocks.len() * width], width);
     let outputs = dsum
         .par_row_blocks(&work.blocks)
-        .zip(dbranch.par_row_blocks(&work.blocks));
+        .zip(dbranch.par_row_blocks(&work.blocks))
+        .zip(out.par_row_blocks(&work.blocks));
     let outputs = outputs.zip(partials.par_rows());
     outputs
         .zip(&work.blocks)
-        .for_each(|(((mut dsum, mut dbranch), dweight), block)| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    dweight.fill(T::ZERO);
-                    for r in 0..block.rows {
-                        let row = block.first + r;
-                        let (s, d, scale) = (sum.row(row), dout.row(row), rstd[row]);
-                        let mean = dot3(d, weight, s) * scale / n;
-                        let to = dsum.row(r);
-                        for ((((y, &s), &d), &w), dw) in
-                            to.iter_mut().zip(s).zip(d).zip(weight).zip(dweight.iter_mut())
-                        {
-                            let normed = s * scale;
-                            *dw = d.mul_add(normed, *dw);
-                            *y = scale * (d * w - normed * mean);
+        .for_each(|((((mut dsum, mut dbranch), mut out), dweight), block)| {
+            work.with_worker(|memory| {
+                let sum = &mut memory[..width];
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        dweight.fill(T::ZERO);
+                        for r in 0..block.rows {
+                            let row = block.first + r;
+                            let (d, scale) = (dout.row(row), rstd[row]);
+                            let s = match &branch {
+                                Some(branch) => {
+                                    let both = x.row(row).iter().zip(branch.row(row));
+                                    sum.iter_mut().zip(both).for_each(|(s, (&x, &b))| *s = x + b);
+                                    &*sum
+                                }
+                                None => x.row(row),
+                            };
+                            if op.out.is_some() {
+                                let out = out.row(r).iter_mut();
+                                out.zip(s)
+                                    .zip(weight)
+                                    .for_each(|((y, &s), &w)| *y = s * scale * w);
+                            }
+                            let mean = dot3(d, weight, s) * scale / n;
+                            let to = dsum.row(r);
+                            for ((((y, &s), &d), &w), dw) in
+                                to.iter_mut().zip(s).zip(d).zip(weight).zip(dweight.iter_mut())
+                            {
+                                let normed = s * scale;
+                                *dw = d.mul_add(normed, *dw);
+                                *y = scale * (d * w - normed * mean);
+                            }
+                            if let Some(dresidual) = &dresidual {
+                                to.iter_mut().zip(dresidual.row(row)).for_each(|(y, &x)| *y += x);
+                            }
+                            if op.dbranch.is_some() {
+                                dbranch.row(r).copy_from_slice(to);
+                            }
                         }
-                        if let Some(dresidual) = &dresidual {
-                            to.iter_mut().zip(dresidual.row(row)).for_each(|(y, &x)| *y += x);
-                        }
-                        if op.dbranch.is_some() {
-                            dbranch.row(r).copy_from_slice(to);
-                        }
-                    }
-                },
-            );
+                    },
+                )
+            });
         });
     let dweight = scope.slice_mut(op.dweight);
     let partials = &mut shared[..work.blocks.len() * width];
@@ -177,15 +195,20 @@ pub fn gated_rms_norm_backward<T: Real>(op: &ops::GatedRmsNormBackward, scope: &
         Some(c) => scope.columns_mut(c),
         None => MatMut::new(&mut [], x.rows, 0, 0),
     };
+    let out = match op.out {
+        Some(id) => scope.mat_mut(id),
+        None => MatMut::new(&mut [], x.rows, 0, 0),
+    };
     let mut shared = lock(&work.shared);
     let partials = MatMut::dense(&mut shared[..work.blocks.len() * v], v);
     let outputs = dx
         .par_row_blocks(&work.blocks)
-        .zip(dgate.par_row_blocks(&work.blocks));
+        .zip(dgate.par_row_blocks(&work.blocks))
+        .zip(out.par_row_blocks(&work.blocks));
     let outputs = outputs.zip(partials.par_rows());
     outputs
         .zip(&work.blocks)
-        .for_each(|(((mut dx, mut dgate), dweight), block)| {
+        .for_each(|((((mut dx, mut dgate), mut out), dweight), block)| {
             work.with_worker(|memory| {
                 vectorized(
                     #[inline(always)]
@@ -199,11 +222,11 @@ pub fn gated_rms_norm_backward<T: Real>(op: &ops::GatedRmsNormBackward, scope: &
                                     dout: &dout.row(row)[part.clone()],
                                     dx: &mut dx.row(r)[part.clone()],
                                     gate: gate.map(|gate| &gate.row(row)[part.clone()]),
-                                    dgate: if gate.is_some() {
-                                        &mut dgate.row(r)[part]
-                                    } else {
-                                        &mut []
+                                    dgate: match gate {
+                                        Some(_) => &mut dgate.row(r)[part.clone()],
+                                        None => &mut [],
                                     },
+                                    out: op.out.map(|_| &mut out.row(r)[part]),
                                 };
                                 gated_head_backward(head, scale, n, weight, op.activation, dweight, memory);
                             }
@@ -224,6 +247,7 @@ struct Head<'a, T> {
     dx: &'a mut [T],
     gate: Option<&'a [T]>,
     dgate: &'a mut [T],
+    out: Option<&'a mut [T]>,
 }
 
 #[inline(always)]
@@ -243,6 +267,7 @@ fn gated_head_backward<T: Real>(
         dx,
         gate,
         dgate,
+        out,
     } = head;
     // d: gradient of the normed and weighted value.
     let (active, d) = memory[..2 * v].split_at_mut(v);
@@ -256,12 +281,24 @@ fn gated_head_backward<T: Real>(
                     GateActivation::Sigmoid => (s, s * (T::ONE - s)),
                 };
             }
+            if let Some(out) = out {
+                for i in 0..v {
+                    out[i] = x[i] * scale * weight[i] * active[i];
+                }
+            }
             for i in 0..v {
                 dgate[i] = dout[i] * (x[i] * scale * weight[i]) * d[i];
                 d[i] = dout[i] * active[i];
             }
         }
-        None => d.copy_from_slice(dout),
+        None => {
+            if let Some(out) = out {
+                for i in 0..v {
+                    out[i] = x[i] * scale * weight[i];
+                }
+            }
+            d.copy_from_slice(dout);
+        }
     }
     let mean = dot3(d, weight, x) * scale / n;
     for i in 0..v {

@@ -52,6 +52,8 @@ pub struct GatedRmsNormBackward {
     pub rstd: BufferId,
     /// Gradient of `out`.
     pub dout: BufferId,
+    /// The forward operator's `out` once more, for a backward product that needs it after this.
+    pub out: Option<BufferId>,
     /// Gradient of `x`.
     pub dx: BufferId,
     /// Gradient of the gate; given exactly when `gate` is.
@@ -64,7 +66,7 @@ pub struct GatedRmsNormBackward {
 
 operands!(GatedRmsNorm { Read: x, gate, weight; Write: out, rstd });
 operands!(GatedRmsNormBackward {
-    Read: x, gate, weight, rstd, dout; Write: dx; WriteColumns: dgate; Update: dweight
+    Read: x, gate, weight, rstd, dout; Write: dx, out; WriteColumns: dgate; Update: dweight
 });
 
 fn check(
@@ -109,9 +111,10 @@ impl GatedRmsNorm {
 impl GatedRmsNormBackward {
     pub(super) fn check(&self, plan: &Plan) -> Result<(), PlanError> {
         let c = Checker::new(plan, "GatedRmsNormBackward");
+        let matrices = [Some(self.x), Some(self.dout), Some(self.dx), self.out];
         check(
             &c,
-            &[self.x, self.dout, self.dx],
+            &matrices.into_iter().flatten().collect::<Vec<_>>(),
             &[self.gate, self.dgate],
             self.weight,
             self.rstd,

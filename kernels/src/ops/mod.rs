@@ -87,6 +87,12 @@ impl<T: Operand> Operand for Option<T> {
     }
 }
 
+impl<T: Operand, const N: usize> Operand for [T; N] {
+    fn each(&mut self, f: &mut dyn FnMut(&mut BufferId)) {
+        self.iter_mut().for_each(|x| x.each(f))
+    }
+}
+
 impl<T: Operand> Operand for Vec<T> {
     fn each(&mut self, f: &mut dyn FnMut(&mut BufferId)) {
         self.iter_mut().for_each(|x| x.each(f))

@@ -80,7 +80,7 @@ fn training_shapes() -> Vec<(&'static str, Case)> {
         ("embedding", embedding(g, 8192, 1024, 71).unwrap()),
         ("in_proj", linear(g, 1024, 1552, 71).unwrap()),
         ("gate_up", linear(g, 1024, 8192, 71).unwrap()),
-        ("rms norm", add_rms_norm(g, 1024, true, 71).unwrap()),
+        ("rms norm", add_rms_norm(g, 1024, 1, 71).unwrap()),
         ("gates", gates(g, 8, 1.0, 71).unwrap()),
         (
             "gated rms norm",

@@ -237,7 +237,7 @@ fn rms_norm(t: &Tensors) -> Operator {
     o.both(
         AddRmsNorm {
             x,
-            branch: None,
+            branches: [None; 2],
             sum: None,
             weight,
             out,
@@ -245,13 +245,15 @@ fn rms_norm(t: &Tensors) -> Operator {
             eps: EPS,
         },
         AddRmsNormBackward {
-            sum: x,
+            x,
+            branch: None,
             rstd,
             weight,
             dout,
             dresidual: None,
             dsum,
             dbranch: None,
+            out: None,
             dweight,
         },
     );
@@ -290,6 +292,7 @@ fn gated_rms_norm(t: &Tensors) -> Operator {
             weight,
             rstd,
             dout,
+            out: None,
             dx,
             dgate,
             dweight,

@@ -42,45 +42,54 @@ pub fn linear(geometry: Geometry, k: usize, n: usize, seed: u64) -> Result<Case,
     b.finish(format!("linear {geometry:?} {k} -> {n}"))
 }
 
-/// RMSNorm, with or without a branch to add.
+/// RMSNorm, with none, one or two branches to add. The seed says whether the sum of one branch is
+/// kept, and whether the backward pass writes the output again.
 ///
 /// # Errors
 /// A plan the operator refuses.
-pub fn add_rms_norm(geometry: Geometry, n: usize, branch: bool, seed: u64) -> Result<Case, PlanError> {
+pub fn add_rms_norm(geometry: Geometry, n: usize, branches: usize, seed: u64) -> Result<Case, PlanError> {
     let mut b = Builder::new(geometry, seed);
     let rows = b.rows();
     let x = b.normal("x", &[rows, n], Role::Residual, 1.0);
     let weight = b.normal("weight", &[n], Role::Parameter, 1.0);
-    let branch = branch.then(|| b.normal("branch", &[rows, n], Role::Activation, 1.0));
-    let sum = branch.map(|_| b.out("sum", &[rows, n], Role::Residual));
+    let added = branches;
+    let mut branch =
+        |i: usize, name: &str| (i < added).then(|| b.normal(name, &[rows, n], Role::Activation, 1.0));
+    let branches = [branch(0, "branch"), branch(1, "second")];
+    let keep = added == 2 || (added == 1 && seed.is_multiple_of(2));
+    let sum = keep.then(|| b.out("sum", &[rows, n], Role::Residual));
     let out = b.out("out", &[rows, n], Role::Activation);
     let rstd = b.out("rstd", &[rows], Role::Statistic);
     let dout = b.cotangent("dout", out);
     let dresidual = sum.map(|sum| b.cotangent("dresidual", sum));
     let dsum = b.gradient("dsum", x, Role::Residual);
-    let dbranch = branch.map(|branch| b.gradient("dbranch", branch, Role::Activation));
+    let dbranch = branches[0].map(|branch| b.gradient("dbranch", branch, Role::Activation));
+    let again = (seed / 2)
+        .is_multiple_of(2)
+        .then(|| b.out("again", &[rows, n], Role::Activation));
     let dweight = b.parameter_gradient("dweight", weight);
     b.forward(AddRmsNorm {
         x,
-        branch,
+        branches,
         sum,
         weight,
         out,
         rstd,
         eps: 1e-6,
     });
-    let sum = sum.unwrap_or(x);
     b.backward(AddRmsNormBackward {
-        sum,
+        x: sum.unwrap_or(x),
+        branch: if sum.is_some() { None } else { branches[0] },
         rstd,
         weight,
         dout,
         dresidual,
         dsum,
         dbranch,
+        out: again,
         dweight,
     });
-    b.finish(format!("rms norm {geometry:?} {n} branch {}", branch.is_some()))
+    b.finish(format!("rms norm {geometry:?} {n} branches {added} seed {seed}"))
 }
 
 /// Sizes of a short convolution.
@@ -230,6 +239,9 @@ pub fn gated_rms_norm(
     let dx = b.gradient("dx", x, Role::Activation);
     let dgate = gate.map(|g| b.gradient_columns("dgate", g));
     let dweight = b.parameter_gradient("dweight", weight);
+    let again = seed
+        .is_multiple_of(2)
+        .then(|| b.out("again", &[rows, heads * v], Role::Activation));
     b.forward(GatedRmsNorm {
         x,
         gate,
@@ -245,6 +257,7 @@ pub fn gated_rms_norm(
         weight,
         rstd,
         dout,
+        out: again,
         dx,
         dgate,
         dweight,

@@ -27,7 +27,7 @@ pub fn all() -> Result<Vec<Case>, PlanError> {
         cases.push(embedding(g, 11, 20, seed)?);
         cases.push(linear(g, 24, 40, seed)?);
         cases.push(linear(g, 300, 7, seed)?);
-        cases.push(add_rms_norm(g, 24, i % 2 == 0, seed)?);
+        cases.push(add_rms_norm(g, 24, i % 3, seed)?);
         cases.push(gates(g, 3, 1.0 + (i % 2) as f64, seed)?);
         let activation = [Some(GateActivation::Swish), Some(GateActivation::Sigmoid), None][i % 3];
         cases.push(gated_rms_norm(g, 3, 20, activation, seed)?);
@@ -132,8 +132,8 @@ pub fn device() -> Result<Vec<Case>, PlanError> {
         let (g, seed) = (Geometry::unpacked(if t > 128 { 1 } else { 2 }, t), 20 + i as u64);
         cases.push(embedding(g, 37, [64, 1024][i % 2], seed)?);
         cases.push(linear(g, 128, 344, seed)?);
-        cases.push(add_rms_norm(g, [1024, 264][i % 2], true, seed)?);
-        cases.push(add_rms_norm(g, [64, 1024][i % 2], false, seed)?);
+        cases.push(add_rms_norm(g, [1024, 264][i % 2], 1, seed)?);
+        cases.push(add_rms_norm(g, [64, 1024][i % 2], 2 * (i % 2), seed)?);
         cases.push(gates(g, [8, 3, 16][i % 3], 1.0 + (i % 2) as f64, seed)?);
         let activation = [Some(GateActivation::Swish), Some(GateActivation::Sigmoid), None][i % 3];
         cases.push(gated_rms_norm(

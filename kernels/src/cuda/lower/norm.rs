@@ -7,10 +7,11 @@ use super::{Lowering, refuse};
 use crate::ops::{AddRmsNorm, AddRmsNormBackward, GateActivation, GatedRmsNorm, GatedRmsNormBackward};
 
 const WARPS: u64 = 8;
-/// Rows whose weight gradients one block sums.
-const ROWS_PER_BLOCK: u64 = 128;
-/// Heads whose weight gradients one block sums.
-const HEADS_PER_BLOCK: u64 = 2048;
+const BACKWARD_WARPS: u64 = 4;
+/// Blocks of the backward pass of a norm: as many as three a multiprocessor of an H200 make, so that all run at once.
+const BACKWARD_BLOCKS: u64 = 396;
+/// The same for the gated norm, two a multiprocessor.
+const GATED_BACKWARD_BLOCKS: u64 = 264;
 
 impl Lowering<'_> {
     pub(super) fn add_rms_norm(&mut self, o: &AddRmsNorm) -> Result<(), CudaError> {
@@ -18,7 +19,8 @@ impl Lowering<'_> {
         let kernel = self.kernel(Source::Norm, &[("D", d)], "add_rms_norm", 0)?;
         let args = vec![
             Arg::At(self.at(o.x)),
-            Arg::At(self.maybe(o.branch)),
+            Arg::At(self.maybe(o.branches[0])),
+            Arg::At(self.maybe(o.branches[1])),
             Arg::At(self.at(o.weight)),
             Arg::At(self.maybe(o.sum)),
             Arg::At(self.at(o.out)),
@@ -31,23 +33,27 @@ impl Lowering<'_> {
     }
 
     pub(super) fn add_rms_norm_backward(&mut self, o: &AddRmsNormBackward) -> Result<(), CudaError> {
-        let (rows, d) = (self.rows() as u64, self.width_of_eight(o.sum, "hidden_size")?);
-        let blocks = rows.div_ceil(ROWS_PER_BLOCK);
+        let (rows, d) = (self.rows() as u64, self.width_of_eight(o.x, "hidden_size")?);
+        // Rows whose weight gradients one block sums.
+        let rows_per_block = rows.div_ceil(BACKWARD_BLOCKS).next_multiple_of(BACKWARD_WARPS);
+        let blocks = rows.div_ceil(rows_per_block);
         let part = self.temporary(blocks * d as u64 * 4);
         let kernel = self.kernel(Source::Norm, &[("D", d)], "rms_norm_backward", 0)?;
         let args = vec![
             Arg::At(self.at(o.dout)),
-            Arg::At(self.at(o.sum)),
+            Arg::At(self.at(o.x)),
+            Arg::At(self.maybe(o.branch)),
             Arg::At(self.at(o.rstd)),
             Arg::At(self.at(o.weight)),
             Arg::At(self.maybe(o.dresidual)),
             Arg::At(self.at(o.dsum)),
             Arg::At(self.maybe(o.dbranch)),
+            Arg::At(self.maybe(o.out)),
             Arg::At(part),
             Arg::I32(rows as i32),
-            Arg::I32(ROWS_PER_BLOCK as i32),
+            Arg::I32(rows_per_block as i32),
         ];
-        self.launch(kernel, (blocks, 1, 1), 256, 0, args);
+        self.launch(kernel, (blocks, 1, 1), 32 * BACKWARD_WARPS as u32, 0, args);
         let dweight = self.at(o.dweight);
         self.sum_partials(part, blocks, d as u64, dweight)
     }
@@ -80,7 +86,11 @@ impl Lowering<'_> {
     pub(super) fn gated_rms_norm_backward(&mut self, o: &GatedRmsNormBackward) -> Result<(), CudaError> {
         let (v, value_heads) = self.head_split(o.x, o.weight)?;
         let heads = self.rows() as u64 * value_heads as u64;
-        let blocks = heads.div_ceil(HEADS_PER_BLOCK);
+        // Heads whose weight gradients one block sums.
+        let heads_per_block = heads
+            .div_ceil(GATED_BACKWARD_BLOCKS)
+            .next_multiple_of(256 / lanes(v));
+        let blocks = heads.div_ceil(heads_per_block);
         let part = self.temporary(blocks * v as u64 * 4);
         let kernel = self.kernel(
             Source::GatedNorm,
@@ -101,10 +111,11 @@ impl Lowering<'_> {
             Arg::At(self.at(o.dx)),
             Arg::At(dgate),
             ldd,
+            Arg::At(self.maybe(o.out)),
             Arg::At(part),
             Arg::I64(heads as i64),
             Arg::I32(value_heads as i32),
-            Arg::I32(HEADS_PER_BLOCK as i32),
+            Arg::I32(heads_per_block as i32),
         ];
         self.launch(kernel, (blocks, 1, 1), 256, 0, args);
         let dweight = self.at(o.dweight);

@@ -69,12 +69,16 @@ fn needs(op: &Op) -> Vec<Need> {
         Op::AddRmsNorm(o) => vec![
             f32s(&[Some(o.x), o.sum, Some(o.rstd)]),
             elem(&[o.out]),
-            o.branch.map_or(vec![], |id| elem(&[id])),
+            o.branches.iter().flatten().map(|&id| Need::Elem(id)).collect(),
         ],
         Op::AddRmsNormBackward(o) => vec![
-            f32s(&[Some(o.sum), Some(o.rstd), o.dresidual, Some(o.dsum)]),
+            f32s(&[Some(o.x), Some(o.rstd), o.dresidual, Some(o.dsum)]),
             elem(&[o.dout]),
-            o.dbranch.map_or(vec![], |id| elem(&[id])),
+            [o.branch, o.dbranch, o.out]
+                .iter()
+                .flatten()
+                .map(|&id| Need::Elem(id))
+                .collect(),
         ],
         Op::ShortConv(o) => vec![eight(&[o.x]), elem(&[o.out])],
         Op::ShortConvBackward(o) => vec![eight(&[o.x, o.dx]), elem(&[o.dout])],
@@ -102,6 +106,7 @@ fn needs(op: &Op) -> Vec<Need> {
         ],
         Op::GatedRmsNormBackward(o) => vec![
             elem(&[o.x, o.dout, o.dx]),
+            o.out.map_or(vec![], |id| elem(&[id])),
             f32s(&[Some(o.rstd)]),
             o.gate.map_or(vec![], |c| eight(&[c])),
             o.dgate.map_or(vec![], |c| eight(&[c])),

@@ -3,19 +3,6 @@
 use super::*;
 
 impl Emitter<'_> {
-    /// Both gradients of a linear; returns that of its input.
-    pub(super) fn linear_backward(
-        &mut self,
-        dout: BufferId,
-        x: BufferId,
-        p: Parameter,
-        name: String,
-    ) -> BufferId {
-        let dx = self.linear_backward_input(dout, x, p, name);
-        self.linear_backward_weight(dout, x, p);
-        dx
-    }
-
     fn linear_backward_input(&mut self, dout: BufferId, x: BufferId, p: Parameter, name: String) -> BufferId {
         let dx = self.activation(name, self.b.get(x).width());
         let (dout, dx_columns) = (self.b.columns(dout), self.b.columns(dx));
@@ -46,7 +33,8 @@ impl Emitter<'_> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn add_norm_backward(
         &mut self,
-        sum: BufferId,
+        x: BufferId,
+        branch: Option<BufferId>,
         rstd: BufferId,
         p: Parameter,
         dout: BufferId,
@@ -58,13 +46,15 @@ impl Emitter<'_> {
         let dbranch = copy.then(|| self.activation(format!("{name}.dbranch"), self.config.hidden_size));
         let (weight, dweight) = (p.value, p.gradient);
         let op = AddRmsNormBackward {
-            sum,
+            x,
+            branch,
             rstd,
             weight,
             dout,
             dresidual,
             dsum,
             dbranch,
+            out: None,
             dweight,
         };
         self.b.push(Section::Backward, op);
@@ -73,7 +63,7 @@ impl Emitter<'_> {
 
     pub(super) fn backward(&mut self, saved: &[Saved], last: &Last, dout: BufferId, copies: bool) {
         let (mut dx, mut dbranch) =
-            self.add_norm_backward(last.input, last.rstd, self.norm, dout, None, copies, "norm");
+            self.add_norm_backward(last.input, None, last.rstd, self.norm, dout, None, copies, "norm");
         for (i, saved) in saved.iter().enumerate().rev() {
             (dx, dbranch) = self.block_backward(i, saved, dx, dbranch, copies);
         }
@@ -113,7 +103,8 @@ impl Emitter<'_> {
         } = self.blocks[i];
         let columns = InProj::new(c);
         let (documents, shape) = (self.documents, self.delta_shape());
-        // The weight's gradient comes after the activation's, which can write the activation again on its way.
+        // A weight's gradient comes after that of the operator before it, which can write the product's input again on its
+        // way.
         let dactivated = self.linear_backward_input(dbranch, s.activated, down, name("swiglu.dout"));
         let dgate_up = self.activation(name("gate_up.dout"), 2 * c.mlp_size());
         self.b.push(
@@ -126,9 +117,10 @@ impl Emitter<'_> {
             },
         );
         self.linear_backward_weight(dbranch, s.activated, down);
-        let dnormed = self.linear_backward(dgate_up, s.mlp_normed, gate_up, name("mlp_norm.dout"));
+        let dnormed = self.linear_backward_input(dgate_up, s.mlp_normed, gate_up, name("mlp_norm.dout"));
         let (dx, dmixed) = self.add_norm_backward(
-            s.mlp_input,
+            s.attn_input,
+            Some(s.mixed),
             s.mlp_rstd,
             mlp_norm,
             dnormed,
@@ -136,7 +128,8 @@ impl Emitter<'_> {
             copies,
             &name("mlp_norm"),
         );
-        let dnormed = self.linear_backward(dmixed, s.o_normed, o_proj, name("o_norm.dout"));
+        self.linear_backward_weight(dgate_up, s.mlp_normed, gate_up);
+        let dnormed = self.linear_backward_input(dmixed, s.o_normed, o_proj, name("o_norm.dout"));
         let dprojected = self.activation(name("in_proj.dout"), columns.width());
         let dout = self.activation(name("o.dout"), c.value_dim());
         self.b.push(
@@ -147,12 +140,14 @@ impl Emitter<'_> {
                 weight: o_norm.value,
                 rstd: s.o_rstd,
                 dout: dnormed,
+                out: None,
                 dx: dout,
                 dgate: columns.gate(dprojected),
                 dweight: o_norm.gradient,
                 activation: self.gate_activation(),
             },
         );
+        self.linear_backward_weight(dmixed, s.o_normed, o_proj);
         let dqkv = self.activation(name("qkv.dout"), columns.qkv);
         let dg = self.statistic(name("g.dout"), columns.heads);
         let dbeta = self.statistic(name("beta.dout"), columns.heads);
@@ -213,18 +208,21 @@ impl Emitter<'_> {
                 head_dim: c.head_dim,
             },
         );
-        let dnormed = self.linear_backward(dprojected, s.attn_normed, in_proj, name("attn_norm.dout"));
+        let dnormed = self.linear_backward_input(dprojected, s.attn_normed, in_proj, name("attn_norm.dout"));
         let name = name("attn_norm");
         // The first block's norm has no branch to hand a gradient to.
         let copies = copies && i > 0;
-        self.add_norm_backward(
+        let before = self.add_norm_backward(
             s.attn_input,
+            None,
             s.attn_rstd,
             attn_norm,
             dnormed,
             Some(dx),
             copies,
             &name,
-        )
+        );
+        self.linear_backward_weight(dprojected, s.attn_normed, in_proj);
+        before
     }
 }

@@ -3,16 +3,16 @@
 use super::*;
 
 impl Emitter<'_> {
-    /// Adds the branch and normalises. Returns (stream, normed, rstd).
-    pub(super) fn add_norm(
+    /// Adds what is still to be added and normalises. Returns (normed, rstd).
+    fn add_norm(
         &mut self,
         section: Section,
-        x: BufferId,
-        branch: Option<BufferId>,
+        stream: &Stream,
+        sum: Option<BufferId>,
         weight: BufferId,
         name: &str,
-    ) -> (BufferId, BufferId, BufferId) {
-        let sum = branch.map(|_| self.residual(format!("{name}.sum")));
+    ) -> (BufferId, BufferId) {
+        let Stream { x, branches } = *stream;
         let out = self.activation(format!("{name}.out"), self.config.hidden_size);
         let rstd = self.statistic(format!("{name}.rstd"), 1);
         let eps = self.config.norm_eps;
@@ -20,7 +20,7 @@ impl Emitter<'_> {
             section,
             AddRmsNorm {
                 x,
-                branch,
+                branches,
                 sum,
                 weight,
                 out,
@@ -28,7 +28,21 @@ impl Emitter<'_> {
                 eps,
             },
         );
-        (sum.unwrap_or(x), out, rstd)
+        (out, rstd)
+    }
+
+    /// [`Self::add_norm`] that keeps the sum, if there is one. Returns (stream, normed, rstd).
+    fn keep_norm(
+        &mut self,
+        section: Section,
+        stream: &Stream,
+        weight: BufferId,
+        name: &str,
+    ) -> (BufferId, BufferId, BufferId) {
+        let added = stream.branches[0].is_some();
+        let sum = added.then(|| self.residual(format!("{name}.sum")));
+        let (out, rstd) = self.add_norm(section, stream, sum, weight, name);
+        (sum.unwrap_or(stream.x), out, rstd)
     }
 
     /// From the tokens to the final norm.
@@ -38,7 +52,7 @@ impl Emitter<'_> {
         prefix: &str,
         hidden_states: &mut Vec<(String, BufferId)>,
     ) -> (Vec<Saved>, Last) {
-        let mut x = self.residual(format!("{prefix}embeddings"));
+        let x = self.residual(format!("{prefix}embeddings"));
         let (tokens, table) = (self.tokens, self.embeddings.value);
         self.b.push(
             section,
@@ -49,24 +63,27 @@ impl Emitter<'_> {
             },
         );
         hidden_states.push(("embeddings".to_owned(), x));
-        let mut branch = None;
+        let mut stream = Stream {
+            x,
+            branches: [None; 2],
+        };
         let mut saved = Vec::new();
         for i in 0..self.blocks.len() {
             if section == Section::Forward {
                 self.b.start_block();
             }
-            let (block, next) = self.block(section, prefix, i, x, branch);
+            let (block, next) = self.block(section, prefix, i, &stream);
             if i > 0 {
                 hidden_states.push((format!("layers.{}", i - 1), block.attn_input));
             }
-            (x, branch) = (block.mlp_input, Some(next));
+            stream = next;
             saved.push(block);
         }
         if section == Section::Forward {
             self.b.end_blocks();
         }
         let name = format!("{prefix}norm");
-        let (input, normed, rstd) = self.add_norm(section, x, branch, self.norm.value, &name);
+        let (input, normed, rstd) = self.keep_norm(section, &stream, self.norm.value, &name);
         hidden_states.push((format!("layers.{}", self.blocks.len() - 1), input));
         hidden_states.push(("norm".to_owned(), normed));
         (saved, Last { input, rstd, normed })
@@ -98,15 +115,14 @@ impl Emitter<'_> {
         }
     }
 
-    /// One block; returns what it saves and the MLP's branch.
+    /// One block; returns what it saves and the stream after it.
     pub(super) fn block(
         &mut self,
         section: Section,
         prefix: &str,
         i: usize,
-        x: BufferId,
-        branch: Option<BufferId>,
-    ) -> (Saved, BufferId) {
+        stream: &Stream,
+    ) -> (Saved, Stream) {
         let c = self.config;
         let name = |part: &str| format!("{prefix}layers.{i}.{part}");
         let Block {
@@ -124,7 +140,7 @@ impl Emitter<'_> {
         let columns = InProj::new(c);
         let (documents, shape) = (self.documents, self.delta_shape());
         let (attn_input, attn_normed, attn_rstd) =
-            self.add_norm(section, x, branch, attn_norm.value, &name("attn_norm"));
+            self.keep_norm(section, stream, attn_norm.value, &name("attn_norm"));
         let projected = self.linear(section, attn_normed, in_proj.value, name("in_proj"));
         let qkv = self.activation(name("qkv"), columns.qkv);
         self.b.push(
@@ -197,13 +213,11 @@ impl Emitter<'_> {
             },
         );
         let mixed = self.linear(section, o_normed, o_proj.value, name("o_proj"));
-        let (mlp_input, mlp_normed, mlp_rstd) = self.add_norm(
-            section,
-            attn_input,
-            Some(mixed),
-            mlp_norm.value,
-            &name("mlp_norm"),
-        );
+        let middle = Stream {
+            x: attn_input,
+            branches: [Some(mixed), None],
+        };
+        let (mlp_normed, mlp_rstd) = self.add_norm(section, &middle, None, mlp_norm.value, &name("mlp_norm"));
         let gate_up_out = self.linear(section, mlp_normed, gate_up.value, name("gate_up"));
         let activated = self.activation(name("swiglu"), c.mlp_size());
         self.b.push(
@@ -227,13 +241,17 @@ impl Emitter<'_> {
             o,
             o_normed,
             o_rstd,
-            mlp_input,
+            mixed,
             mlp_normed,
             mlp_rstd,
             gate_up: gate_up_out,
             activated,
         };
-        (saved, out)
+        let after = Stream {
+            x: attn_input,
+            branches: [Some(mixed), Some(out)],
+        };
+        (saved, after)
     }
 
     /// The loss and, when asked for, the gradients of x and the head; returns the buffer of per-row values.

@@ -11,8 +11,9 @@
 //! x ← x + W_down swiglu(W_gate z, W_up z),                                                       z = norm(x)
 //! ```
 //!
-//! Each addition is fused with the norm after it, so a block hands on its stream and the branch that is still to be
-//! added.
+//! Each addition is fused with the norm after it. The stream is written once a block: the sum in its middle is taken
+//! again by whoever needs it, from the stream before the block and the mixer's branch, so a block hands on that stream
+//! and two branches that are still to be added.
 
 mod backward;
 mod forward;
@@ -128,11 +129,17 @@ struct Saved {
     o: BufferId,
     o_normed: BufferId,
     o_rstd: BufferId,
-    mlp_input: BufferId,
+    mixed: BufferId,
     mlp_normed: BufferId,
     mlp_rstd: BufferId,
     gate_up: BufferId,
     activated: BufferId,
+}
+
+/// The residual stream as a block hands it on: x and the branches to be added to it, in their order.
+struct Stream {
+    x: BufferId,
+    branches: [Option<BufferId>; 2],
 }
 
 /// Emits one model; holds what all its parts need.
