@@ -77,7 +77,11 @@ fn model(batch: usize) -> LanguageModel {
             max_grad_norm: Some(1.0),
             weight_decay: &decay,
         }),
-        logits_chunk_rows: Some(setting("CETERIS_CHUNK_ROWS", "16384").parse().unwrap()),
+        logits_chunk_rows: Some(
+            setting("CETERIS_CHUNK_ROWS", if batch > 8 { "11008" } else { "16384" })
+                .parse()
+                .unwrap(),
+        ),
         branch_gradient_copies: true,
         shared_tied_gradient: true,
         recompute: match setting("CETERIS_RECOMPUTE", "cheap").as_str() {

@@ -15,9 +15,11 @@ use ceteris_kernels::plan::{Geometry, Plan, Role};
 use ceteris_kernels::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
-/// Logits that exist at a time on CUDA: 4 GiB of them in bf16. Fewer make the head's products and the sums into its
-/// gradient slower.
-const CUDA_LOGITS: usize = 1 << 31;
+/// Logits of a micro-batch that exist at once on CUDA, 4 GiB of them in bf16: one part needs no sums into the head's
+/// gradient.
+const CUDA_LOGITS_WHOLE: usize = 1 << 31;
+/// Logits of a part of a larger micro-batch: 3 GiB.
+const CUDA_LOGITS_PART: usize = 3 << 29;
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -181,18 +183,26 @@ pub struct PlanChoices {
     pub recompute: Recompute,
 }
 
+/// Rows of logits at a time: all of them where there is room, else parts of one size.
+fn cuda_logits_rows(rows: usize, vocab: usize) -> usize {
+    let most = |logits: usize| (logits / vocab.max(1)).max(128);
+    if rows <= most(CUDA_LOGITS_WHOLE) {
+        return rows;
+    }
+    let parts = rows.div_ceil(most(CUDA_LOGITS_PART));
+    // Products are made of tiles of 128 rows.
+    rows.div_ceil(parts).next_multiple_of(128).min(rows)
+}
+
 impl Target {
     /// The choices for this device.
     pub fn choices(self, recompute: RecomputeSetting, geometry: Geometry, vocab: usize) -> PlanChoices {
         let cuda = matches!(self, Target::Cuda(_));
-        let rows = (CUDA_LOGITS / vocab.max(1)).max(64);
-        // Whole thousands where there are thousands: products like round numbers.
-        let rows = if rows >= 2048 { rows / 1024 * 1024 } else { rows };
         PlanChoices {
             branch_gradient_copies: cuda,
             // Sums there follow the split into micro-batches anyway.
             shared_tied_gradient: cuda,
-            logits_chunk_rows: cuda.then(|| rows.min(geometry.rows())),
+            logits_chunk_rows: cuda.then(|| cuda_logits_rows(geometry.rows(), vocab)),
             recompute: match recompute {
                 RecomputeSetting::Auto if cuda => Recompute::Cheap,
                 RecomputeSetting::Auto | RecomputeSetting::None => Recompute::None,
@@ -389,10 +399,12 @@ mod tests {
     }
 
     #[test]
-    fn logits_on_cuda_take_four_gibibytes_at_most() {
+    fn logits_on_cuda_are_whole_or_in_even_parts() {
         let geometry = Geometry::unpacked(32, 2048);
         let choices = Target::Cuda(0).choices(RecomputeSetting::Auto, geometry, 128_256);
-        assert_eq!(choices.logits_chunk_rows, Some(16384));
+        assert_eq!(choices.logits_chunk_rows, Some(11_008));
+        assert_eq!(cuda_logits_rows(8 * 2048, 128_256), 8 * 2048);
+        assert_eq!(cuda_logits_rows(1000, 1 << 32), 128);
         assert_eq!(choices.recompute, Recompute::Cheap);
         let small = Target::Cuda(0).choices(RecomputeSetting::None, Geometry::unpacked(2, 64), 256);
         assert_eq!(small.logits_chunk_rows, Some(128));

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Precision;
 use super::lower::{ALIGN, DocumentAddresses, Places};
 use crate::arena::{Layout, Storage};
-use crate::ops::{CHUNK, Op};
-use crate::plan::{BufferId, Plan, Role, Section};
+use crate::ops::{CHUNK, DeltaRuleShape, Op};
+use crate::plan::{BufferId, Geometry, Plan, Role, Section};
 
 /// Most bytes that writing an id buffer sends: the ids, their order, and the documents' tables.
 pub(super) fn ids_bytes(plan: &Plan) -> usize {
@@ -62,7 +62,19 @@ pub(super) fn layout(plan: &Plan, precision: Precision) -> Layout {
     Layout::new(plan, storage)
 }
 
-/// Bytes of the inverses that follow a buffer of chunk states, by the buffer's position in the plan.
+/// Bytes of what a delta rule's forward pass solves for its backward pass: T, the decays' sums, W and U.
+pub(super) fn solution_bytes(geometry: Geometry, shape: DeltaRuleShape, elem: u64) -> [u64; 4] {
+    let heads = shape.value_heads as u64;
+    let (tiles, rows) = (
+        geometry.max_chunks() as u64 * heads,
+        geometry.rows() as u64 * heads,
+    );
+    let t = tiles * (CHUNK * CHUNK) as u64 * elem;
+    let [w, u] = [shape.key_dim, shape.value_dim].map(|dim| rows * dim as u64 * elem);
+    [t, rows * 4, w, u].map(|bytes| bytes.next_multiple_of(ALIGN))
+}
+
+/// Bytes of the solutions that follow a buffer of chunk states, by the buffer's position in the plan.
 pub(super) fn saved_solutions(plan: &Plan, precision: Precision) -> BTreeMap<usize, u64> {
     let mut read: BTreeMap<BufferId, u64> = BTreeMap::new();
     let mut written = BTreeSet::new();
@@ -70,8 +82,8 @@ pub(super) fn saved_solutions(plan: &Plan, precision: Precision) -> BTreeMap<usi
         match op {
             Op::DeltaRule(o) => written.extend(o.chunk_states),
             Op::DeltaRuleBackward(o) if !o.recompute => {
-                let tiles = plan.geometry.max_chunks() * o.shape.value_heads;
-                let bytes = (tiles * CHUNK * CHUNK) as u64 * precision.bytes(Role::Activation);
+                let elem = precision.bytes(Role::Activation);
+                let bytes = solution_bytes(plan.geometry, o.shape, elem).iter().sum();
                 read.insert(o.chunk_states, bytes);
             }
             _ => {}
@@ -135,7 +147,7 @@ pub(super) fn place(
     (places, total)
 }
 
-/// Addresses of the inverses, right after their buffers.
+/// Addresses of the solutions, right after their buffers.
 pub(super) fn solutions(
     plan: &Plan,
     precision: Precision,

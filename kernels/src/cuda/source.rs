@@ -95,10 +95,7 @@ impl Source {
             ),
             Source::Conv => file!("conv.cu", &["short_conv", "short_conv_backward"]),
             Source::Gates => file!("gates.cu", &["gates", "gates_backward"]),
-            Source::DeltaChunk => file!(
-                "delta_chunk.cu",
-                &["chunk_cumsum_backward", "delta_wy", "delta_wu"]
-            ),
+            Source::DeltaChunk => file!("delta_chunk.cu", &["chunk_cumsum_backward", "delta_wy"]),
             Source::DeltaFused => file!("delta_fused.cu", &["delta_forward", "delta_backward"]),
             Source::DeltaLocal => file!("delta_local.cu", &["delta_local_backward"]),
             Source::DeltaRule => file!(

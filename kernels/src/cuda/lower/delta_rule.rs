@@ -2,6 +2,7 @@
 
 use super::super::call::{Address, Arg};
 use super::super::error::CudaError;
+use super::super::placement::solution_bytes;
 use super::super::source::Source;
 use super::{Lowering, refuse};
 use crate::ops::{CHUNK, DeltaRule, DeltaRuleBackward, DeltaRuleShape};
@@ -24,6 +25,8 @@ pub(super) struct Chunked {
     pub(super) v: [Arg; 2],
     pub(super) g: Address,
     pub(super) beta: Address,
+    /// The inverse of the chunk's system; null where nobody wants it.
+    pub(super) t: Address,
     pub(super) gc: Address,
     pub(super) w: Address,
     pub(super) u: Address,
@@ -56,6 +59,7 @@ impl Lowering<'_> {
         beta: BufferId,
         documents: BufferId,
         shape: DeltaRuleShape,
+        kept: Option<Address>,
     ) -> Result<Chunked, CudaError> {
         if !KEY_DIMS.contains(&shape.key_dim) || !VALUE_DIMS.contains(&shape.value_dim) {
             return refuse(format!(
@@ -67,6 +71,17 @@ impl Lowering<'_> {
         let (rows, heads, elem) = (self.rows() as u64, shape.value_heads as u64, self.elem());
         let pair = |(at, ld): (Address, Arg)| [Arg::At(at), ld];
         let geometry = self.plan.geometry;
+        let bytes = solution_bytes(geometry, shape, elem);
+        let [t, gc, w, u] = match kept {
+            Some(first) => {
+                let mut at = first;
+                bytes.map(|n| {
+                    let next = at.plus(n);
+                    std::mem::replace(&mut at, next)
+                })
+            }
+            None => bytes.map(|n| self.temporary(n)),
+        };
         Ok(Chunked {
             meta: self.meta(documents, shape.key_heads, shape.value_heads),
             q: pair(self.columns(q)),
@@ -74,9 +89,10 @@ impl Lowering<'_> {
             v: pair(self.columns(v)),
             g: self.at(g),
             beta: self.at(beta),
-            gc: self.temporary(rows * heads * 4),
-            w: self.temporary(rows * heads * shape.key_dim as u64 * elem),
-            u: self.temporary(rows * heads * shape.value_dim as u64 * elem),
+            t,
+            gc,
+            w,
+            u,
             rows,
             chunks: geometry.max_chunks() as u64,
             documents: geometry.max_documents as u64,
@@ -103,23 +119,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Cumulative decays, T (where wanted), W and U.
-    fn chunk_local(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
-        self.through_t(c, "delta_wy", c.shared(6, 3 * 64 + 64 * 24 / 2), t)
-    }
-
-    /// Cumulative decays, W and U from a T that the forward pass kept.
-    fn chunk_local_again(&mut self, c: &Chunked, t: Address) -> Result<(), CudaError> {
-        self.through_t(c, "delta_wu", c.shared(4, 3 * 64), t)
-    }
-
-    fn through_t(
-        &mut self,
-        c: &Chunked,
-        name: &'static str,
-        shared: u64,
-        t: Address,
-    ) -> Result<(), CudaError> {
+    /// Cumulative decays, T, W and U.
+    fn chunk_local(&mut self, c: &Chunked) -> Result<(), CudaError> {
         let args = vec![
             c.meta,
             c.k[0],
@@ -129,15 +130,17 @@ impl Lowering<'_> {
             Arg::At(c.g),
             Arg::At(c.beta),
             Arg::At(c.gc),
-            Arg::At(t),
+            Arg::At(c.t),
             Arg::At(c.w),
             Arg::At(c.u),
         ];
-        self.delta(c, Source::DeltaChunk, name, (c.chunks, c.heads, 1), shared, args)
+        let shared = c.shared(6, 3 * 64 + 64 * 24 / 2);
+        let grid = (c.chunks, c.heads, 1);
+        self.delta(c, Source::DeltaChunk, "delta_wy", grid, shared, args)
     }
 
-    /// The inverses that a forward pass keeps with its chunk states.
-    fn kept_t(&self, states: BufferId) -> Option<Address> {
+    /// The solutions that a forward pass keeps with its chunk states.
+    fn kept(&self, states: BufferId) -> Option<Address> {
         self.places
             .saved
             .get(&states.index())
@@ -149,14 +152,17 @@ impl Lowering<'_> {
     }
 
     pub(super) fn delta_rule(&mut self, o: &DeltaRule) -> Result<(), CudaError> {
-        let c = self.chunked(o.q, o.k, o.v, o.g, o.beta, o.documents, o.shape)?;
+        let kept = o.chunk_states.and_then(|id| self.kept(id));
+        let mut c = self.chunked(o.q, o.k, o.v, o.g, o.beta, o.documents, o.shape, kept)?;
+        if kept.is_none() {
+            c.t = Address::NULL;
+        }
         let (initial, last, out) = (
             self.maybe(o.initial_state),
             self.maybe(o.final_state),
             self.at(o.o),
         );
-        let kept = o.chunk_states.and_then(|id| self.kept_t(id));
-        self.chunk_local(&c, kept.unwrap_or(Address::NULL))?;
+        self.chunk_local(&c)?;
         if let Some((stages, shared)) = self.fused(&c) {
             let (states, vn) = (self.maybe(o.chunk_states), self.maybe(o.u));
             return self.fused_forward(&c, stages, shared, initial, o.scale, [states, vn, out, last]);
@@ -165,20 +171,16 @@ impl Lowering<'_> {
     }
 
     pub(super) fn delta_rule_backward(&mut self, o: &DeltaRuleBackward) -> Result<(), CudaError> {
-        let c = self.chunked(o.q, o.k, o.v, o.g, o.beta, o.documents, o.shape)?;
+        let kept = self.kept(o.chunk_states).filter(|_| !o.recompute);
+        let c = self.chunked(o.q, o.k, o.v, o.g, o.beta, o.documents, o.shape, kept)?;
         let (vd, elem) = (c.shape.value_dim as u64, self.elem());
-        let kept = self.kept_t(o.chunk_states).filter(|_| !o.recompute);
-        let t = match kept {
-            Some(t) => t,
-            None => self.temporary(c.chunks * c.heads * TILE * TILE * elem),
-        };
         let dv = self.temporary(c.rows * c.heads * vd * elem);
         let dh = self.temporary(self.states_bytes(&c));
         let dgc = self.temporary(c.key_tiles * c.rows * c.heads * 4);
         let (states, vn) = (self.at(o.chunk_states), self.at(o.u));
         let fused = self.fused(&c);
         if kept.is_none() {
-            self.chunk_local(&c, t)?;
+            self.chunk_local(&c)?;
         }
         if o.recompute {
             let initial = self.maybe(o.initial_state);
@@ -190,17 +192,14 @@ impl Lowering<'_> {
                 None => self.recurrence(&c, initial, states, vn, Address::NULL)?,
             }
         }
-        // W and U of the forward pass come from T before it was rounded; the gradients take those of T as it is stored,
-        // whether it was kept or made again.
-        self.chunk_local_again(&c, t)?;
         match fused {
             Some((stages, shared)) => self.fused_backward(o, &c, stages, shared, dv, dh)?,
             None => self.separate_backward(o, &c, dv, dh)?,
         }
         if self.has_local(&c) {
-            self.local_backward_64(o, &c, t, dv, dh, dgc)?;
+            self.local_backward_64(o, &c, dv, dh, dgc)?;
         } else {
-            self.local_backward(o, &c, t, dv, dh, dgc)?;
+            self.local_backward(o, &c, dv, dh, dgc)?;
         }
         let sizes = [("KD", c.shape.key_dim), ("VD", c.shape.value_dim)];
         let kernel = self.kernel(Source::DeltaChunk, &sizes, "chunk_cumsum_backward", 0)?;

@@ -44,7 +44,7 @@ pub(super) struct Places {
     pub(super) documents: BTreeMap<BufferId, DocumentAddresses>,
     /// Per token buffer: rows sorted by token.
     pub(super) row_orders: BTreeMap<BufferId, u64>,
-    /// Per buffer of chunk states, by position: the inverses of the chunk-local systems, kept for the backward pass.
+    /// Per buffer of chunk states, by position: the solutions of the chunk-local systems, kept for the backward pass.
     pub(super) saved: BTreeMap<usize, u64>,
 }
 
