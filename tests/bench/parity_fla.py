@@ -184,18 +184,22 @@ def accuracy(kit):
     a, (batch, length) = kit.a, kit.a.accuracy_shape
     weights, cases = kit.weights(), []
     if a.tokens:
-        rows = files.read_tokens(a.tokens, a.seq_length)[:batch, :length]
+        tokens = files.read_tokens(a.tokens, a.seq_length)[:batch * a.accuracy_batches, :length]
     else:
-        rows = np.random.default_rng(6).integers(0, kit.model["vocab_size"], (batch, length), dtype=np.int32)
-    if rows.shape != (batch, length):
-        raise Failed(f"{a.tokens}: no {batch} rows of {length} tokens")
+        shape = batch * a.accuracy_batches, length
+        tokens = np.random.default_rng(6).integers(0, kit.model["vocab_size"], shape, dtype=np.int32)
+    if tokens.shape != (batch * a.accuracy_batches, length):
+        raise Failed(f"{a.tokens}: no {batch * a.accuracy_batches} rows of {length} tokens")
     for name, path in (("initial weights", weights), ("larger weights", larger(weights, f"{kit.work}/larger.safetensors"))):
-        case = {"name": name, "weights": path, "tokens": rows.tolist()}
-        if "ours" in a.sides:
-            ours = kit.ours("accuracy", lambda p=path, n=name: kit.trainer.gradients(n.split()[0], p, rows, kit.left()))
-            if "error" not in ours:
-                case["ours"] = ours
-        cases.append(case)
+        for i in range(a.accuracy_batches):
+            rows = tokens[i * batch:(i + 1) * batch]
+            case = {"name": name, "batch": i, "weights": path, "tokens": rows.tolist()}
+            if "ours" in a.sides:
+                run = f"{name.split()[0]}-{i}"
+                ours = kit.ours("accuracy", lambda p=path, n=run, r=rows: kit.trainer.gradients(n, p, r, kit.left()))
+                if "error" not in ours:
+                    case["ours"] = ours
+            cases.append(case)
     out = kit.fla("accuracy", {"kind": "gradients", "fla": "fla" in a.sides, "cases": cases})
     kit.save("accuracy", {"cases": out.pop("cases", []), **out})
 
@@ -311,6 +315,8 @@ def arguments():
     ap.add_argument("--steps", type=int, default=10, help="timed steps of a run (default: 10)")
     ap.add_argument("--cache-dir", help="dataset for throughput (default: one of random tokens is written)")
     ap.add_argument("--accuracy-shape", type=shape, default=(2, 256), help="rows x tokens (default: 2x256)")
+    ap.add_argument("--accuracy-batches", type=int, default=1,
+                    help="batches of such rows, one after another: the errors of one batch are one draw (default: 1)")
     ap.add_argument("--tokens", help="rows for curve and accuracy: little-endian int32, whole rows of --seq-length")
     ap.add_argument("--order", nargs="+", help="orders for curve: JSON lists of rows (default: as they lie in the file)")
     ap.add_argument("--recorded", help="losses of an earlier FLA run: JSON with runs.ORDER[].loss")

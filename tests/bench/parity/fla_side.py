@@ -142,7 +142,7 @@ def gradients(job, flush):
         x = torch.tensor(case["tokens"])
         weights = load_file(case["weights"])
         reference, wanted = loss_and_gradients(job["model"], weights, x, x, device)
-        out.append({"name": case["name"], "shape": list(x.shape), "reference_loss": reference, "sides": {}})
+        out.append({"name": case["name"], "batch": case["batch"], "shape": list(x.shape), "reference_loss": reference, "sides": {}})
         say(f"{case['name']}: float64 loss {reference:.7f}, {time.time() - start:.0f} s")
         flush({"cases": out})
         if "ours" in case:

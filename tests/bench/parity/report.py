@@ -1,5 +1,6 @@
 """The tables, from the results alone: what parity_fla.py prints and what `--from` prints again."""
 
+import math
 import statistics
 
 SIDES = {"ours": "ours", "fla": "FLA"}
@@ -87,12 +88,36 @@ def throughput(section, verdicts):
     return out
 
 
+def together(cases, side):
+    """Root mean squares of a side's errors over cases of the same weights; None where one of them lacks the side."""
+    parts = [c["sides"].get(side) for c in cases]
+    if not parts or any(p is None for p in parts):
+        return None
+
+    def rms(get):
+        return math.sqrt(sum(get(p) ** 2 for p in parts) / len(parts))
+    return {"all": rms(lambda p: p["all"]), "loss_error": rms(lambda p: p["loss_error"]),
+            "kinds": {k: rms(lambda p, k=k: p["kinds"][k]) for k in parts[0]["kinds"]},
+            "parameters": {n: rms(lambda p, n=n: p["parameters"][n]) for n in parts[0]["parameters"]}}
+
+
 def accuracy(section, verdicts):
     out = []
-    for case in section["cases"]:
-        ours, fla = case["sides"].get("ours"), case["sides"].get("fla")
-        b, t = case["shape"]
-        out.append(f"{case['name']}, {b} x {t}: float64 loss {case['reference_loss']:.7f}; gradients ||x - ref|| / ||ref||")
+    names = list(dict.fromkeys(c["name"] for c in section["cases"]))
+    for name in names:
+        cases = [c for c in section["cases"] if c["name"] == name]
+        for c in cases if len(cases) > 1 else []:
+            mine, theirs = c["sides"].get("ours"), c["sides"].get("fla")
+            if mine and theirs:
+                kinds = {k: mine["kinds"][k] / theirs["kinds"][k] for k in mine["kinds"]}
+                worst = max(kinds, key=kinds.get)
+                out.append(f"{name}, batch {c['batch']}: all parameters {mine['all']:.3e}, FLA {theirs['all']:.3e}, "
+                           f"{mine['all'] / theirs['all']:.3f}; worst kind {worst} {kinds[worst]:.3f}")
+        ours, fla = together(cases, "ours"), together(cases, "fla")
+        b, t = cases[0]["shape"]
+        losses = ", ".join(f"{c['reference_loss']:.7f}" for c in cases)
+        pooled = f", root mean square over {len(cases)} batches" if len(cases) > 1 else ""
+        out.append(f"{name}, {b} x {t}: float64 loss {losses}; gradients ||x - ref|| / ||ref||{pooled}")
 
         def row(name, get):
             mine, theirs = get(ours) if ours else None, get(fla) if fla else None
@@ -104,8 +129,8 @@ def accuracy(section, verdicts):
         head = ["gradients", "ours", "FLA", "ratio", ""]
         out += table(head, [row("loss", lambda s: s["loss_error"])[0][:4] + [""], whole, *[r for r, _ in kinds]])
         if ratio is not None:
-            out.append(verdicts.most(f"{case['name']}: all parameters, ours over FLA", ratio, ACCURACY))
-            out.append(verdicts.most(f"{case['name']}: worst kind, ours over FLA", max(r for _, r in kinds), ACCURACY))
+            out.append(verdicts.most(f"{name}: all parameters, ours over FLA", ratio, ACCURACY))
+            out.append(verdicts.most(f"{name}: worst kind, ours over FLA", max(r for _, r in kinds), ACCURACY))
             single = [row(n, lambda s, n=n: s["parameters"][n]) for n in ours["parameters"]]
             over = sorted((r for r in single if r[1] > ACCURACY), key=lambda r: -r[1])
             middle = statistics.median(r for _, r in single)
