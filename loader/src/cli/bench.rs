@@ -1,7 +1,8 @@
 //! `loader bench`: how fast an order comes off this machine, beside what the machine allows.
 //!
-//! Warm: the order, the same rows in sequence, and a plain copy of the same blocks, each several times in one run; the best
-//! pass of each counts. With `--consumer-ms`, a consumer that is busy that long after each batch, and how long it waited.
+//! Warm: the order, the same rows in sequence, and plain copies of the same blocks in both, each several times in one run; the
+//! best pass of each counts. The plain copies say what the machine gives for either: how much slower a plain copy is in the
+//! order than in sequence is the memory's doing, not the loader's. With `--consumer-ms`, a consumer that is busy that long after each batch, and how long it waited.
 //! Cold (`--cold`): one pass after the files' pages were dropped, beside plain random reads of the same blocks.
 
 use std::io::Write;
@@ -216,6 +217,8 @@ fn add(report: &mut Sheet, label: &'static str, key: &str, speed: &Speed, more: 
             "tokens_per_s": speed.tokens_per_s(),
             "gb_per_s": speed.gb_per_s(),
             "cpu_s": speed.cpu_s,
+            "page_faults": speed.page_faults,
+            "context_switches": speed.context_switches,
             "wait_s": speed.wait_s,
             "wait_max_s": speed.wait_max_s,
             "stall": speed.stall(),
@@ -273,7 +276,16 @@ impl Bench<'_> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut threads = vec![1, cores.min(self.options.workers.max(1))];
         threads.dedup();
-        let mut copies = vec![Vec::new(); threads.len()];
+        let index = sequential.epoch(0)?;
+        let sequential_blocks = Blocks::of(
+            self.files.clone(),
+            &*sequential,
+            &*index,
+            self.seq_length * 4,
+            self.micro_steps,
+        )?;
+        drop(index);
+        let mut copies = vec![(Vec::new(), Vec::new()); threads.len()];
         // The first pass of each maps the pages; taking turns spreads what else the machine does over all of them.
         for _ in 0..self.args.repeat {
             shuffled.push(self.pass("the order", source, order, Duration::ZERO, self.micro_steps)?);
@@ -284,18 +296,24 @@ impl Bench<'_> {
                 Duration::ZERO,
                 self.micro_steps,
             )?);
-            for (threads, copies) in threads.iter().zip(&mut copies) {
-                copies.push(blocks.copy(*threads, self.options.prefetch + 1, 2)?);
+            for (threads, (in_order, in_sequence)) in threads.iter().zip(&mut copies) {
+                in_order.push(blocks.copy(*threads, self.options.prefetch + 1, 2)?);
+                in_sequence.push(sequential_blocks.copy(*threads, self.options.prefetch + 1, 2)?);
             }
         }
-        let copies: Vec<Speed> = copies.iter().map(|passes| best(passes)).collect();
+        let (copies, sequential_copies): (Vec<Speed>, Vec<Speed>) = copies
+            .iter()
+            .map(|(in_order, in_sequence)| (best(in_order), best(in_sequence)))
+            .unzip();
         let (floor, first) = (best(&copies), shuffled.first().copied().unwrap_or_default());
+        let sequential_floor = best(&sequential_copies);
         let (shuffled, in_sequence) = (best(&shuffled), best(&in_sequence));
-        let share = |speed: &Speed| speed.gb_per_s() / floor.gb_per_s();
-        let of_copy = |speed: &Speed| format!(", {:.0} % of a plain copy", 100.0 * share(speed));
+        let share = |speed: &Speed, copy: &Speed| speed.gb_per_s() / copy.gb_per_s();
+        let of_copy =
+            |speed: &Speed, copy: &Speed| format!(", {:.0} % of a plain copy", 100.0 * share(speed, copy));
         let more = format!(
             "{}; the first pass {}",
-            of_copy(&shuffled),
+            of_copy(&shuffled, &floor),
             rate(first.tokens_per_s())
         );
         add(report, "the order", "shuffled", &shuffled, more);
@@ -304,31 +322,30 @@ impl Bench<'_> {
             "in sequence",
             "sequential",
             &in_sequence,
-            of_copy(&in_sequence),
+            of_copy(&in_sequence, &sequential_floor),
         );
-        for (threads, copy) in threads.iter().zip(&copies) {
-            let key = format!("memcpy_{threads}");
-            add(
-                report,
-                "plain copy",
-                &key,
-                copy,
-                format!(", {threads} thread(s), the same blocks"),
-            );
+        let kinds = [
+            ("memcpy", "in the order", &copies),
+            ("memcpy_sequential", "in sequence", &sequential_copies),
+        ];
+        for (key, how, copies) in kinds {
+            for (threads, copy) in threads.iter().zip(copies) {
+                let more = format!(", {threads} thread(s), the same blocks {how}");
+                add(report, "plain copy", &format!("{key}_{threads}"), copy, more);
+            }
         }
+        let memory = share(&floor, &sequential_floor);
         report.line(
             "ratios",
             format!(
-                "{:.2} of a plain copy, {:.2} of in sequence",
-                share(&shuffled),
-                shuffled.gb_per_s() / in_sequence.gb_per_s()
+                "{:.2} of a plain copy, {:.2} of in sequence; a plain copy in the order is {memory:.2} of one in sequence",
+                share(&shuffled, &floor),
+                share(&shuffled, &in_sequence)
             ),
         );
-        report.entry("fraction_of_memcpy", share(&shuffled));
-        report.entry(
-            "shuffled_over_sequential",
-            shuffled.gb_per_s() / in_sequence.gb_per_s(),
-        );
+        report.entry("fraction_of_memcpy", share(&shuffled, &floor));
+        report.entry("shuffled_over_sequential", share(&shuffled, &in_sequence));
+        report.entry("memcpy_shuffled_over_sequential", memory);
         if let Some(ms) = self.args.consumer_ms {
             let consumer = Duration::try_from_secs_f64(ms / 1e3)
                 .map_err(|_| Failure::new(format!("--consumer-ms {ms} is no time")))?;

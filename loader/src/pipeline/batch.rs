@@ -13,6 +13,7 @@ use super::metrics::BatchMetrics;
 use super::ring::Lanes;
 use crate::collate::{DocumentStarts, Outputs, RowOut};
 use crate::fingerprint::Fingerprint;
+use crate::source::GROUP;
 
 /// Shape of every batch of a loader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -216,6 +217,15 @@ impl BatchBuffer {
         debug_assert!(row < self.shape.rows());
         // SAFETY: `&mut self` is exclusive; the tokens section has `extra_tokens` words behind its last row.
         unsafe { self.words_mut(self.sections.tokens + row * t * 4, t + self.shape.extra_tokens) }
+    }
+
+    /// Room for the samples of [`GROUP`] rows from `row` on, T tokens each.
+    pub(crate) fn group_mut(&mut self, row: usize) -> [&mut [i32]; GROUP] {
+        let t = self.shape.seq_length;
+        assert!(row + GROUP <= self.shape.rows(), "a group within the batch");
+        let this = &*self;
+        // SAFETY: `&mut self` is exclusive; the rows lie within the tokens section and do not overlap.
+        std::array::from_fn(|i| unsafe { this.words_mut(this.sections.tokens + (row + i) * t * 4, t) })
     }
 
     /// The arrays of `row` for a collator. `extra` is what `sample_mut` held beyond T.

@@ -35,6 +35,10 @@ pub struct Speed {
     pub first_s: f64,
     /// CPU seconds of the whole process meanwhile.
     pub cpu_s: f64,
+    /// Page faults of the whole process meanwhile that read nothing from disk.
+    pub page_faults: u64,
+    /// Switches of the process's threads off a core meanwhile.
+    pub context_switches: u64,
     /// Seconds the consumer waited for batches after the first.
     pub wait_s: f64,
     /// Longest of those waits.
@@ -81,7 +85,7 @@ pub fn drain(
     limit: Duration,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Speed, LoaderError> {
-    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let (start, used) = (Instant::now(), Usage::now());
     let mut speed = Speed::default();
     let mut occupancy = 0;
     while start.elapsed() < limit {
@@ -103,25 +107,50 @@ pub fn drain(
         }
     }
     speed.wall_s = start.elapsed().as_secs_f64();
-    speed.cpu_s = cpu_seconds() - cpu;
+    Usage::now().since(used, &mut speed);
     speed.occupancy = occupancy as f64 / speed.micro_steps.max(1) as f64;
     Ok(speed)
 }
 
-/// CPU seconds of this process so far, user and system.
-pub fn cpu_seconds() -> f64 {
-    // SAFETY: `rusage` is plain data for which zeros are valid, and outlives the call that fills it.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+/// What this process has used so far.
+#[derive(Clone, Copy, Debug)]
+struct Usage {
+    cpu_s: f64,
+    page_faults: i64,
+    context_switches: i64,
 }
 
-/// Anonymous memory of this process now, in bytes.
+impl Usage {
+    fn now() -> Usage {
+        // SAFETY: `rusage` is plain data for which zeros are valid, and outlives the call that fills it.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+            usage
+        };
+        let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        Usage {
+            cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+            page_faults: usage.ru_minflt,
+            context_switches: usage.ru_nvcsw + usage.ru_nivcsw,
+        }
+    }
+
+    fn since(self, before: Usage, speed: &mut Speed) {
+        let count = |now: i64, before: i64| u64::try_from(now - before).unwrap_or(0);
+        speed.cpu_s = self.cpu_s - before.cpu_s;
+        speed.page_faults = count(self.page_faults, before.page_faults);
+        speed.context_switches = count(self.context_switches, before.context_switches);
+    }
+}
+
+/// Anonymous memory of this process now, in bytes, without what is free but kept by the allocator.
 pub fn anonymous_memory() -> Option<u64> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: gives unused memory of the heap back to the system; takes no pointer.
+    unsafe {
+        libc::malloc_trim(0);
+    }
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("RssAnon:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
@@ -190,16 +219,17 @@ impl Blocks {
         })
     }
 
-    fn speed(&self, rows: usize, wall: Duration, cpu_s: f64) -> Speed {
+    fn speed(&self, rows: usize, start: Instant, before: Usage) -> Speed {
         let bytes = rows as u64 * self.block as u64;
-        Speed {
+        let mut speed = Speed {
             micro_steps: rows.div_ceil(self.per_step.max(1)) as u64,
             tokens: bytes / 4,
             bytes,
-            wall_s: wall.as_secs_f64(),
-            cpu_s,
+            wall_s: start.elapsed().as_secs_f64(),
             ..Speed::default()
-        }
+        };
+        Usage::now().since(before, &mut speed);
+        speed
     }
 
     /// Copies all blocks `passes` times out of maps of the files with `threads` threads into `buffers` buffers of a
@@ -224,7 +254,7 @@ impl Blocks {
         let mut rings: Vec<Vec<u8>> = (0..threads).map(|_| vec![0; per_thread * step_bytes]).collect();
         let mut best: Option<Speed> = None;
         for _ in 0..passes {
-            let (start, cpu) = (Instant::now(), cpu_seconds());
+            let (start, used) = (Instant::now(), Usage::now());
             thread::scope(|scope| {
                 for (worker, ring) in rings.iter_mut().enumerate() {
                     let maps = &maps;
@@ -242,7 +272,7 @@ impl Blocks {
                     });
                 }
             });
-            let speed = self.speed(self.at.len(), start.elapsed(), cpu_seconds() - cpu);
+            let speed = self.speed(self.at.len(), start, used);
             if best.is_none_or(|best| speed.wall_s < best.wall_s) {
                 best = Some(speed);
             }
@@ -265,7 +295,7 @@ impl Blocks {
             advise(file, libc::POSIX_FADV_RANDOM)?;
         }
         let next = AtomicU64::new(0);
-        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let (start, used) = (Instant::now(), Usage::now());
         let done = thread::scope(|scope| {
             let readers: Vec<_> = (0..threads.max(1))
                 .map(|_| {
@@ -290,7 +320,7 @@ impl Blocks {
             }
             io::Result::Ok(all)
         })?;
-        Ok(self.speed(done, start.elapsed(), cpu_seconds() - cpu))
+        Ok(self.speed(done, start, used))
     }
 }
 

@@ -9,8 +9,9 @@ use ceteris_samplers::{Epoch, Place, SampleId};
 use super::options::PageIn;
 use crate::source::Source;
 
-/// Micro-steps without a disk read after which a worker stops to hint.
-const QUIET: u32 = 32;
+/// Rows without a disk read after which a worker stops to hint. Hints for rows in memory cost more than copying them, so a
+/// run of a warm dataset should be rid of them soon; one read from disk brings them back.
+const QUIET_ROWS: usize = 128;
 
 /// Disk reads of the calling thread so far: 512-byte blocks submitted, and major faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,9 @@ impl DiskReads {
 #[derive(Debug)]
 pub(crate) struct Ahead {
     mode: PageIn,
-    quiet: u32,
+    /// Micro-steps since the last disk read, and how many are enough to stop.
+    quiet: usize,
+    enough: usize,
     ids: Vec<SampleId>,
 }
 
@@ -41,13 +44,14 @@ impl Ahead {
         Ahead {
             mode,
             quiet: 0,
+            enough: QUIET_ROWS.div_ceil(rows.max(1)),
             ids: Vec::with_capacity(rows),
         }
     }
 
     pub(crate) fn active(&self) -> bool {
         match self.mode {
-            PageIn::Auto => self.quiet < QUIET,
+            PageIn::Auto => self.quiet < self.enough,
             PageIn::Always => true,
             PageIn::Never => false,
         }

@@ -15,7 +15,7 @@ use super::page_in::{Ahead, DiskReads};
 use super::ring::{Done, Job, WorkerEnd};
 use crate::collate::Collator;
 use crate::fingerprint::Fingerprint;
-use crate::source::{Source, SourceError};
+use crate::source::{AHEAD, GROUP, Source, SourceError};
 
 /// What a worker is doing, for messages about stalls and panics. Written by it, read by others at any time.
 #[derive(Debug)]
@@ -106,6 +106,8 @@ pub(crate) struct Assembler {
 pub(crate) struct Scratch {
     extra: Vec<i32>,
     starts: Vec<usize>,
+    /// Sample of each row of the micro-step in work.
+    samples: Vec<Option<SampleId>>,
     ahead: Ahead,
 }
 
@@ -118,6 +120,7 @@ impl Assembler {
             } else {
                 0
             }),
+            samples: Vec::with_capacity(self.shape.rows()),
             ahead: Ahead::new(mode, self.shape.rows()),
         }
     }
@@ -232,6 +235,10 @@ impl Assembler {
         let b = self.shape.micro_batch_size;
         buffer.step = step;
         buffer.documents.fill(0);
+        self.look_up(index, at, &mut scratch.samples)?;
+        // Rows come in groups from memory; a read that may wait for the disk is one row's, so that messages name it.
+        let grouped = self.shape.extra_tokens == 0 && !scratch.ahead.active();
+        let mut grouped_until = 0;
         let mut bytes = 0;
         for (group, &rank) in self.shape.ranks.iter().enumerate() {
             let mut valid = 0;
@@ -242,12 +249,7 @@ impl Assembler {
                     rank,
                     slot: slot as u64,
                 };
-                let sample = index
-                    .checked_sample(place)
-                    .map_err(|error| LoaderError::Damaged {
-                        at,
-                        why: error.to_string(),
-                    })?;
+                let sample = scratch.samples[row];
                 if let Some(sample) = sample {
                     if valid != slot {
                         return Err(LoaderError::Gap {
@@ -265,7 +267,10 @@ impl Assembler {
                     buffer.deal_indices[row] = index.deal_index(place).unwrap_or(0);
                     buffer.padding[row] = index.is_padding(place);
                 }
-                self.row(row, sample, buffer, scratch)
+                if grouped && row >= grouped_until && self.group(row, buffer, &scratch.samples) {
+                    grouped_until = row + GROUP;
+                }
+                self.row(row, sample, row < grouped_until, buffer, scratch)
                     .map_err(|source| LoaderError::Read {
                         at,
                         sample: Box::new(SampleAt {
@@ -286,17 +291,61 @@ impl Assembler {
         Ok(())
     }
 
-    /// Reads and collates one row; `None` is a row past the end of the epoch.
+    /// Finds the samples of all rows of a micro-step.
+    fn look_up(
+        &self,
+        index: &dyn Epoch,
+        at: StepAt,
+        samples: &mut Vec<Option<SampleId>>,
+    ) -> Result<(), LoaderError> {
+        samples.clear();
+        for &rank in &self.shape.ranks {
+            for slot in 0..self.shape.micro_batch_size as u64 {
+                let place = Place {
+                    micro_step: at.micro_step,
+                    rank,
+                    slot,
+                };
+                samples.push(
+                    index
+                        .checked_sample(place)
+                        .map_err(|error| LoaderError::Damaged {
+                            at,
+                            why: error.to_string(),
+                        })?,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the rows from `row` on side by side, if the source can; false leaves them to be read one by one.
+    fn group(&self, row: usize, buffer: &mut BatchBuffer, samples: &[Option<SampleId>]) -> bool {
+        let coming = match row {
+            0 => GROUP,
+            _ => row + AHEAD,
+        };
+        let coming = samples.iter().take(row + AHEAD + GROUP).skip(coming);
+        coming.flatten().for_each(|&id| self.source.read_soon(id));
+        let Some(&[Some(a), Some(b), Some(c), Some(d)]) = samples[row..].first_chunk::<GROUP>() else {
+            return false;
+        };
+        self.source.read_group([a, b, c, d], buffer.group_mut(row))
+    }
+
+    /// Reads and collates one row; `None` is a row past the end of the epoch. With `read`, its T tokens are there already.
     fn row(
         &self,
         row: usize,
         sample: Option<SampleId>,
+        read: bool,
         buffer: &mut BatchBuffer,
         scratch: &mut Scratch,
     ) -> Result<(), SourceError> {
         let t = self.shape.seq_length;
         let out = buffer.sample_mut(row);
         let read = match sample {
+            Some(_) if read => t,
             Some(id) => self.source.read(id, out)?.min(out.len()),
             None => 0,
         };

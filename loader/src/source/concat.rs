@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ceteris_samplers::SampleId;
 
-use super::{Source, SourceError};
+use super::{GROUP, Source, SourceError};
 
 /// See the file head.
 #[derive(Debug)]
@@ -85,6 +85,26 @@ impl Source for ConcatSource {
     fn read(&self, id: SampleId, out: &mut [i32]) -> Result<usize, SourceError> {
         let (source, id) = self.at(id)?;
         source.read(id, out)
+    }
+
+    /// A group of samples of one part.
+    fn read_group(&self, mut ids: [SampleId; GROUP], out: [&mut [i32]; GROUP]) -> bool {
+        let Ok((part, _)) = self.locate(ids[0]) else {
+            return false;
+        };
+        for id in &mut ids {
+            match self.locate(*id) {
+                Ok((other, within)) if other == part => *id = within,
+                _ => return false,
+            }
+        }
+        self.parts[part].1.read_group(ids, out)
+    }
+
+    fn read_soon(&self, id: SampleId) {
+        if let Ok((source, id)) = self.at(id) {
+            source.read_soon(id);
+        }
     }
 
     fn will_need(&self, ids: &[SampleId]) {

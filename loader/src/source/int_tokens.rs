@@ -66,7 +66,7 @@ impl fmt::Display for IntType {
 }
 
 /// A little-endian integer as it lies in a file.
-trait Stored: Copy {
+pub(super) trait Stored: Copy {
     /// The value modulo 2^32; with [`Self::beyond`] enough to check and to deliver it.
     fn low(self) -> u32;
     /// Non-zero when the value needs more than 32 bits (negative 64-bit values do).
@@ -147,7 +147,7 @@ unsafe fn copy_any(int: IntType, from: *const u8, out: &mut [i32], max: u32) -> 
 /// # Safety
 /// `from` must be valid for reads of `out.len()` values, aligned or not, and must not overlap `out`.
 #[inline(always)]
-unsafe fn copy_typed<T: Stored>(from: *const T, out: &mut [i32], max: u32) -> bool {
+pub(super) unsafe fn copy_typed<T: Stored>(from: *const T, out: &mut [i32], max: u32) -> bool {
     let mut bad = 0u32;
     for (i, slot) in out.iter_mut().enumerate() {
         // SAFETY: `i` is below `out.len()`.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::SourceError;
+use super::group::{GROUP, copy_group};
 use super::int_tokens::{IntType, copy_tokens, first_bad};
 use super::ipc::{
     BatchLayout, Choose, Column, ColumnKind, FileLayout, FirstNull, Lengths, Rows, read_layout,
@@ -326,6 +327,49 @@ impl ArrowTable {
             Ok(n)
         } else {
             Err(self.bad_token(map, row, from, n, max))
+        }
+    }
+
+    /// Copies `out[i].len()` tokens of each of `rows` side by side; false when a row has fewer, or more than `limit` are
+    /// asked for, or anything is wrong with one of them, which [`Self::read_row`] then names.
+    #[inline]
+    pub(crate) fn read_rows(
+        &self,
+        rows: [u64; GROUP],
+        out: [&mut [i32]; GROUP],
+        limit: usize,
+        max: u32,
+    ) -> bool {
+        let n = out[0].len();
+        if n > limit || out.iter().any(|row| row.len() != n) {
+            return false;
+        }
+        let (mut from, mut parts) = ([std::ptr::null(); GROUP], [0; GROUP]);
+        for (i, row) in rows.into_iter().enumerate() {
+            let Ok(found) = self.find(row) else { return false };
+            parts[i] = found.batch.part as usize;
+            match self.values(&self.parts[parts[i]].map, &found, n as u64) {
+                Ok(values) if found.len >= n as u64 => from[i] = values,
+                _ => return false,
+            }
+        }
+        // SAFETY: `values` checked that `n` values lie inside the map for each row; maps are read-only and none of `out`,
+        // all of which have `n` tokens.
+        let good = unsafe { copy_group(self.int, from, out, max) };
+        good && parts
+            .iter()
+            .all(|&part| self.parts[part].map.check_lost().is_ok())
+    }
+
+    /// Asks for the address translations of `row`; a row out of range is ignored.
+    #[inline]
+    pub(crate) fn translate(&self, row: u64) {
+        if let Ok(found) = self.find(row) {
+            let width = self.int.width();
+            let at = found.batch.layout.values_at + found.first * width;
+            self.parts[found.batch.part as usize]
+                .map
+                .translate(at, found.len * width);
         }
     }
 

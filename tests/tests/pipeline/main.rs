@@ -5,6 +5,7 @@
 
 mod elastic;
 mod failures;
+mod groups;
 mod outputs;
 mod resume;
 mod soak;

@@ -8,6 +8,7 @@ mod arrow_layouts;
 mod bad_input;
 mod changing_files;
 mod decoded;
+mod groups;
 mod inspect;
 mod mutated;
 mod row_lengths;

@@ -29,7 +29,7 @@ use super::dirs::{DatasetKind, check_present, choose_split, survey};
 use super::fingerprint::{DatasetFingerprint, FingerprintMode};
 use super::options::SourceOptions;
 use super::table::ArrowTable;
-use super::{Source, SourceError};
+use super::{GROUP, Source, SourceError};
 
 /// Told about work over whole files: what is done, how much of how much (bytes).
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
@@ -288,6 +288,25 @@ impl Source for HfSource {
     fn read(&self, id: SampleId, out: &mut [i32]) -> Result<usize, SourceError> {
         self.table
             .read_row(self.row(id)?, out, self.limit, self.max_token)
+    }
+
+    #[inline]
+    fn read_group(&self, ids: [SampleId; GROUP], out: [&mut [i32]; GROUP]) -> bool {
+        let mut rows = [0; GROUP];
+        for (row, id) in rows.iter_mut().zip(ids) {
+            match self.rows.get(id) {
+                Some(stored) => *row = stored,
+                None => return false,
+            }
+        }
+        self.table.read_rows(rows, out, self.limit, self.max_token)
+    }
+
+    #[inline]
+    fn read_soon(&self, id: SampleId) {
+        if let Some(row) = self.rows.get(id) {
+            self.table.translate(row);
+        }
     }
 
     fn will_need(&self, ids: &[SampleId]) {
