@@ -369,7 +369,10 @@ fn parts_of(log: &RunLog, order: &dyn Order) -> Result<Vec<Part>, Failure> {
             None => order.locate(batch.micro_step)?,
         };
         match parts.last_mut() {
-            Some(part) if part.epoch == epoch => {
+            Some(part)
+                if part.epoch == epoch
+                    && (part.micro_steps.start..=part.micro_steps.end).contains(&micro_step) =>
+            {
                 part.micro_steps.end = part.micro_steps.end.max(micro_step + 1);
             }
             _ => parts.push(Part {

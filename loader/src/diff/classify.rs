@@ -13,6 +13,24 @@ use super::tokens::Relation;
 pub enum Class {
     /// The same samples at the same places.
     Equal,
+    /// The same samples in the same sequence, at micro-steps or epochs of other numbers.
+    OtherPlaces {
+        /// Where the first that stands elsewhere is in the first.
+        a: At,
+        /// And in the second.
+        b: At,
+    },
+    /// Equal at every micro-step that both have; one or both lack some.
+    EqualWhereBoth {
+        /// Micro-steps that both have.
+        both: u64,
+        /// Those of the first alone.
+        only_a: u64,
+        /// Those of the second alone.
+        only_b: u64,
+        /// The first one that both have.
+        from: At,
+    },
     /// Equal as far as the shorter one goes.
     Prefix {
         /// Samples that the longer one has beyond.

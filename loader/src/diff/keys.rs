@@ -237,6 +237,9 @@ fn by_micro_batch(side: &mut Side, digests: Vec<Fingerprint>) -> Vec<Fingerprint
         if let Some((_, mark)) = epochs.next_if(|(_, mark)| mark.first_micro.0 == micro) {
             coarse.begin_epoch(mark.epoch, mark.first_micro.1, mark.first_step.1);
         }
+        if let Some(jump) = layout.jump_at(micro) {
+            coarse.jump(jump.first_micro.1, jump.first_step.1);
+        }
         let mut seated: Vec<_> = layout
             .seats(micro)
             .iter()

@@ -16,6 +16,7 @@ pub mod keys;
 mod law;
 pub mod layout;
 pub mod outcome;
+mod places;
 pub mod side;
 pub mod stats;
 pub mod steps;

@@ -109,11 +109,16 @@ pub fn list_order(
             continue;
         };
         let mut open: Option<u64> = None;
-        layout.begin_epoch(
-            part.epoch,
-            part.micro_steps.start,
-            index.step_of(part.micro_steps.start),
-        );
+        let start = (part.micro_steps.start, index.step_of(part.micro_steps.start));
+        if layout
+            .epochs()
+            .last()
+            .is_some_and(|mark| mark.epoch == part.epoch)
+        {
+            layout.jump(start.0, start.1);
+        } else {
+            layout.begin_epoch(part.epoch, start.0, start.1);
+        }
         let mut counted = 0;
         loop {
             let place = index
@@ -278,6 +283,10 @@ impl Side {
                         batch.micro_step / accumulation,
                     );
                     epoch = batch.epoch;
+                } else if let Some((_, before)) = open
+                    && batch.micro_step > before + 1
+                {
+                    layout.jump(batch.micro_step, batch.micro_step / accumulation);
                 }
                 open = Some(key);
             }

@@ -206,6 +206,22 @@ impl RunLog {
         sizes.max().map(|rows| rows as u64)
     }
 
+    /// Micro-batches without a line between the first and the last micro-step of each epoch, over the ranks logged.
+    pub fn lines_missing(&self) -> u64 {
+        let epochs = self.batches.chunk_by(|a, b| a.epoch == b.epoch);
+        epochs
+            .map(|lines| match lines {
+                [first, .., last] => {
+                    let micro_steps = last.micro_step - first.micro_step + 1;
+                    micro_steps
+                        .saturating_mul(self.ranks.len() as u64)
+                        .saturating_sub(lines.len() as u64)
+                }
+                _ => (self.ranks.len() as u64).saturating_sub(lines.len() as u64),
+            })
+            .fold(0, u64::saturating_add)
+    }
+
     /// Every line has a digest for each sample.
     pub fn has_samples(&self) -> bool {
         self.batches.iter().all(|b| b.samples.is_some())

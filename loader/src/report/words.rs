@@ -55,6 +55,8 @@ pub fn headline(comparison: &Comparison) -> String {
 fn kind(class: &Class) -> String {
     match class {
         Class::Equal => "equal".to_owned(),
+        Class::OtherPlaces { .. } => "the same samples, at other places".to_owned(),
+        Class::EqualWhereBoth { .. } => "equal where both have lines".to_owned(),
         Class::Prefix {
             second_is_shorter, ..
         } => format!(
@@ -140,6 +142,30 @@ fn of_class(class: &Class, comparison: &Comparison) -> Vec<String> {
     let (a, b) = (&comparison.a, &comparison.b);
     match class {
         Class::Equal => vec!["Every place holds the same sample on both sides.".to_owned()],
+        Class::OtherPlaces { a, b } => vec![format!(
+            "Both hold the same samples in the same sequence, but what A numbers {} is {} in B: other epochs or steps, or a \
+             damaged number.",
+            place(a),
+            place(b)
+        )],
+        Class::EqualWhereBoth {
+            both,
+            only_a,
+            only_b,
+            from,
+        } => {
+            let mut words = vec![format!(
+                "Both have {}, from {} on, and hold the same samples there.",
+                count(*both, "micro-step"),
+                place(from)
+            )];
+            for (n, there, lacks) in [(only_a, "A", "B"), (only_b, "B", "A")] {
+                if *n > 0 {
+                    words.push(format!("{} of {there} {lacks} has no line of.", count(*n, "micro-step")));
+                }
+            }
+            words
+        }
         Class::Prefix {
             samples_beyond,
             second_is_shorter,
