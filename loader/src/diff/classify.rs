@@ -20,9 +20,9 @@ pub enum Class {
         /// And in the second.
         b: At,
     },
-    /// Equal at every micro-step that both have; one or both lack some.
+    /// Equal at every micro-batch that both have; one or both lack some.
     EqualWhereBoth {
-        /// Micro-steps that both have.
+        /// Micro-batches that both have.
         both: u64,
         /// Those of the first alone.
         only_a: u64,
@@ -125,6 +125,17 @@ pub enum Class {
     PartlyOtherSamples {
         /// Different samples in common, as a share of the smaller side's.
         common: f64,
+    },
+    /// The same text, cut into samples so many tokens later or earlier.
+    TextShifted {
+        /// Tokens that the second runs ahead; behind, when negative.
+        by: i64,
+        /// The sample of the first from which on.
+        at: At,
+        /// The token of that sample from which on.
+        token: u64,
+        /// Tokens from there on that agree once shifted: all that both have.
+        tokens: u64,
     },
     /// The same text, cut into other samples.
     OtherCut {
