@@ -12,7 +12,7 @@ use super::stats::{Stats, View, stats};
 use super::steps::{StepSets, first_difference, same_list, same_samples};
 use super::stretch::{Stretch, id_at};
 use super::text_shift;
-use super::tokens::CONVENTIONS;
+use super::tokens::{CONVENTIONS, Relation};
 use crate::source::SourceError;
 
 /// Edits that are looked for between two token files, where each may be a document encoded otherwise.
@@ -101,6 +101,14 @@ pub(super) fn classify(
         return Ok((class, found_pairs));
     }
     if let Some(convention) = convention(a, b, keys.kind, common)? {
+        // Rows that run one token ahead and whole rows on top are one shift.
+        if let Class::Convention { relation, beneath } = &convention
+            && matches!(relation, Relation::OneAhead | Relation::OneBehind)
+            && !beneath.is_equal()
+            && let Some(class) = text_shifted(a, b, stretch)?
+        {
+            return Ok((class, found_pairs));
+        }
         return Ok((convention, found_pairs));
     }
     if common < EXPLAINS
