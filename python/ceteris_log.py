@@ -102,7 +102,7 @@ class ConsumptionLog:
 
         epoch       from 0; micro-steps restart at each epoch. Left out, they are counted through the run
         micro_step  from 0; left out, calls are counted
-        step        optimizer step, for reading only
+        step        optimizer step; tells a comparison of two logs how many micro-steps make one
         ids         sample ids, where the loop knows them
         lengths     tokens of each row that are not padding; left out, whole rows count
         """

@@ -17,7 +17,8 @@ use super::sides::{Named, Shared};
 use super::verify::find_order;
 use crate::atomic;
 use crate::diff::classify::Class;
-use crate::diff::compare::compare;
+use crate::diff::compare::{CompareError, compare};
+use crate::diff::keys::KeysError;
 use crate::diff::outcome::Comparison;
 use crate::provenance::log::RunLog;
 use crate::report;
@@ -93,7 +94,15 @@ pub fn run(args: &DiffArgs, out: &mut Output) -> Result<bool, Failure> {
         }
     });
     progress.finish();
-    let mut compared = compared?;
+    let mut compared = match compared {
+        Err(error @ CompareError::Keys(KeysError::Divided { .. })) => {
+            return Err(Failure::from(error).fix(
+                "log a fingerprint of each sample (python/ceteris_log.py does unless samples=False) or sample ids; or hold \
+                 each log against an order: `loader verify --log` takes any division",
+            ));
+        }
+        compared => compared?,
+    };
     name_order(args, &shared, (log_a.as_ref(), log_b.as_ref()), &mut compared)?;
     if let Some(path) = &args.tokenizer {
         let of_a = Decoder::open(path)?;

@@ -323,6 +323,11 @@ impl OrderArgs {
             gradient_accumulation_steps: self.geometry.gradient_accumulation_steps.unwrap_or(1),
         }
     }
+
+    /// A flag says how many micro-steps make a step.
+    pub fn asks_for_accumulation(&self) -> bool {
+        self.geometry.gradient_accumulation_steps.is_some()
+    }
 }
 
 impl GeometryArgs {

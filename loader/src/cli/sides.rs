@@ -14,6 +14,7 @@ use super::plan::Plan;
 use super::progress::Progress;
 use super::ranges::StepRange;
 use super::token_files::{array, stored};
+use crate::diff::lines::Lines;
 use crate::diff::side::{Part, Side, planned};
 use crate::provenance::log::RunLog;
 use crate::provenance::manifest::Manifest;
@@ -186,7 +187,8 @@ impl Named {
         Self::Order(Box::new(NamedOrder::new(config, label, own, shared)))
     }
 
-    /// Opens the side. `covering` is a log that the other side is: an order is then listed where the log has lines.
+    /// Opens the side. `covering` is a log that the other side is: an order is then listed where the log has lines, a log
+    /// is taken to have steps of as many samples.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -195,7 +197,7 @@ impl Named {
             Self::Order(order) => open_order(*order, shared.quiet, covering),
             Self::Log(path) => {
                 let log = RunLog::read(&path, true)?;
-                open_log(log, shared)
+                open_log(log, covering, shared)
             }
             Self::Table(path) => {
                 let mut config = Config::default();
@@ -316,8 +318,11 @@ fn open_order(named: NamedOrder, quiet: bool, covering: Option<&RunLog>) -> Resu
         }
         (order, Some((opened.source, opened.seq_length)), identity)
     };
-    let (parts, ranks) = match covering {
-        Some(log) => (parts_of(log, &*order)?, Some(log.ranks.clone())),
+    let (parts, lines) = match covering {
+        Some(log) => {
+            let (parts, lines) = parts_of(log, &*order)?;
+            (parts, Some(lines))
+        }
         None => {
             let plan = Plan::new(&*order, epoch, epochs, steps)?;
             let parts = plan.epochs().map(|epoch| Part {
@@ -334,7 +339,7 @@ fn open_order(named: NamedOrder, quiet: bool, covering: Option<&RunLog>) -> Resu
         &*order,
         source,
         identity,
-        (&parts, ranks.as_deref()),
+        (&parts, lines.as_ref()),
         &|more| progress.add(more),
     );
     progress.finish();
@@ -360,16 +365,21 @@ fn choice_of(
     }
 }
 
-/// The stretches of an order that a log has lines of.
-fn parts_of(log: &RunLog, order: &dyn Order) -> Result<Vec<Part>, Failure> {
+/// The stretches of an order that a log has lines of, and these lines.
+fn parts_of(log: &RunLog, order: &dyn Order) -> Result<(Vec<Part>, Lines), Failure> {
     let mut parts: Vec<Part> = Vec::new();
+    let mut lines = Lines::of_ranks(&log.ranks);
     for batch in &log.batches {
         let (epoch, micro_step) = match batch.epoch {
             Some(epoch) => (epoch, batch.micro_step),
             None => order.locate(batch.micro_step)?,
         };
+        lines.push(epoch, micro_step, batch.rank);
         match parts.last_mut() {
-            Some(part) if part.epoch == epoch => {
+            Some(part)
+                if part.epoch == epoch
+                    && (part.micro_steps.start..=part.micro_steps.end).contains(&micro_step) =>
+            {
                 part.micro_steps.end = part.micro_steps.end.max(micro_step + 1);
             }
             _ => parts.push(Part {
@@ -378,11 +388,29 @@ fn parts_of(log: &RunLog, order: &dyn Order) -> Result<Vec<Part>, Failure> {
             }),
         }
     }
-    Ok(parts)
+    lines.close();
+    Ok((parts, lines))
 }
 
-fn open_log(log: RunLog, shared: &Shared<'_>) -> Result<Side, Failure> {
-    let accumulation = shared.order.layout_asked().gradient_accumulation_steps;
+/// Opens a log. Beside another log and without being told, it accumulates as its lines say, else up to the samples of the
+/// other one's steps.
+fn open_log(log: RunLog, beside: Option<&RunLog>, shared: &Shared<'_>) -> Result<Side, Failure> {
+    let asked = shared.order.layout_asked().gradient_accumulation_steps;
+    let accumulation = match beside {
+        Some(other) if !shared.order.asks_for_accumulation() => {
+            let of_a_step = |log: &RunLog| {
+                let micro_steps = log.gradient_accumulation_steps().unwrap_or(1);
+                log.samples_per_micro_step()?.checked_mul(micro_steps)
+            };
+            log.gradient_accumulation_steps().unwrap_or_else(|| {
+                match (of_a_step(other), log.samples_per_micro_step()) {
+                    (Some(whole), Some(part)) if part > 0 && whole % part == 0 => (whole / part).max(1),
+                    _ => 1,
+                }
+            })
+        }
+        _ => asked,
+    };
     let label = log.path.display().to_string();
     Ok(Side::of_log(label, log, accumulation)?)
 }

@@ -173,6 +173,17 @@ pub fn run(args: &VerifyArgs, out: &mut Output) -> Result<bool, Failure> {
         shared: None,
     };
     let replay = opener.open(&choice.spec, args.quiet)?;
+    let samples = replay.digests.source().num_samples();
+    if let Some((batch, slot, id)) = log.first_id_from(samples) {
+        let epoch = batch.epoch.map(|e| format!("epoch {e} ")).unwrap_or_default();
+        return Err(Failure::new(format!(
+            "{}: sample {id} at {epoch}micro_step {} rank {} slot {slot}, and the dataset has {samples} samples, numbered from 0",
+            log.path.display(),
+            batch.micro_step,
+            batch.rank
+        ))
+        .fix("name the dataset of the run; if this is it, the line is damaged"));
+    }
     let mut verification = Verification::of_claim(&log, &replay)?;
     if !verification.holds() && !args.no_search {
         // The run's own layout, whatever was claimed.

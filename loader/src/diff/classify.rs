@@ -13,6 +13,24 @@ use super::tokens::Relation;
 pub enum Class {
     /// The same samples at the same places.
     Equal,
+    /// The same samples in the same sequence, at micro-steps or epochs of other numbers.
+    OtherPlaces {
+        /// Where the first that stands elsewhere is in the first.
+        a: At,
+        /// And in the second.
+        b: At,
+    },
+    /// Equal at every micro-batch that both have; one or both lack some.
+    EqualWhereBoth {
+        /// Micro-batches that both have.
+        both: u64,
+        /// Those of the first alone.
+        only_a: u64,
+        /// Those of the second alone.
+        only_b: u64,
+        /// The first one that both have.
+        from: At,
+    },
     /// Equal as far as the shorter one goes.
     Prefix {
         /// Samples that the longer one has beyond.
@@ -107,6 +125,17 @@ pub enum Class {
     PartlyOtherSamples {
         /// Different samples in common, as a share of the smaller side's.
         common: f64,
+    },
+    /// The same text, cut into samples so many tokens later or earlier.
+    TextShifted {
+        /// Tokens that the second runs ahead; behind, when negative.
+        by: i64,
+        /// The sample of the first from which on.
+        at: At,
+        /// The token of that sample from which on.
+        token: u64,
+        /// Tokens from there on that agree once shifted: all that both have.
+        tokens: u64,
     },
     /// The same text, cut into other samples.
     OtherCut {

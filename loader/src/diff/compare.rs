@@ -9,6 +9,7 @@ use super::decide::{classify, limit};
 use super::edits::{Positions, REPLACED, edits};
 use super::keys::{Keys, KeysError, keys};
 use super::outcome::{About, Comparison, EpochSummary, First, GridCell, MixOverTime};
+use super::places::numbered;
 use super::side::Side;
 use super::stats::{View, stats};
 use super::steps::{StepSets, first_difference, same_samples};
@@ -40,6 +41,7 @@ pub type Progress<'a> = &'a (dyn Fn(&'static str, u64) + Sync);
 /// # Errors
 /// [`CompareError`].
 pub fn compare(mut a: Side, mut b: Side, progress: Progress<'_>) -> Result<Comparison, CompareError> {
+    let logs = a.law_unknown && b.law_unknown && !a.stored && !b.stored;
     if a.law_unknown != b.law_unknown {
         let (unknown, known) = if a.law_unknown { (&mut a, &b) } else { (&mut b, &a) };
         unknown.take_seats_of(&known.layout);
@@ -97,7 +99,13 @@ pub fn compare(mut a: Side, mut b: Side, progress: Progress<'_>) -> Result<Compa
     let counts = stats(&stretch.a, &stretch.b, &stretch.in_a, &stretch.in_b, &|more| {
         progress("counting", more)
     });
-    let found = classify(&a, &b, &keys, &stretch, &step_sets, &counts, different)?;
+    let mut found = classify(&a, &b, &keys, &stretch, &step_sets, &counts, different)?;
+    if logs
+        && a.layout.epochs().len() == b.layout.epochs().len()
+        && let Some(class) = numbered(&a.layout, &b.layout, &keys, different.is_none())
+    {
+        found = (class, None);
+    }
     let first = match different {
         Some((i, j)) => Some(first_of(&a, &b, &keys, &stretch, i, j)?),
         None => None,

@@ -11,7 +11,8 @@ use super::side::Side;
 use super::stats::{Stats, View, stats};
 use super::steps::{StepSets, first_difference, same_list, same_samples};
 use super::stretch::{Stretch, id_at};
-use super::tokens::CONVENTIONS;
+use super::text_shift;
+use super::tokens::{CONVENTIONS, Relation};
 use crate::source::SourceError;
 
 /// Edits that are looked for between two token files, where each may be a document encoded otherwise.
@@ -70,7 +71,12 @@ pub(super) fn classify(
             let class = Class::of_edits(kind, found.len(), &|i| stretch.at_a(i), &|j| stretch.at_b(j));
             return Ok((class, None));
         }
-        let looked = pairs_of(a, b, keys, stretch, &replaced_pairs(&found))?;
+        let looked = pairs_of(a, b, keys, stretch, &replaced_pairs(&found, of_a, of_b))?;
+        if looked.is_some()
+            && let Some(class) = text_shifted(a, b, stretch)?
+        {
+            return Ok((class, looked));
+        }
         if let Some(looked) = looked {
             let everywhere = 10 * looked.total >= 9 * shorter as u64;
             if looked.same_text && !everywhere {
@@ -95,7 +101,20 @@ pub(super) fn classify(
         return Ok((class, found_pairs));
     }
     if let Some(convention) = convention(a, b, keys.kind, common)? {
+        // Rows that run one token ahead and whole rows on top are one shift.
+        if let Class::Convention { relation, beneath } = &convention
+            && matches!(relation, Relation::OneAhead | Relation::OneBehind)
+            && !beneath.is_equal()
+            && let Some(class) = text_shifted(a, b, stretch)?
+        {
+            return Ok((class, found_pairs));
+        }
         return Ok((convention, found_pairs));
+    }
+    if common < EXPLAINS
+        && let Some(class) = text_shifted(a, b, stretch)?
+    {
+        return Ok((class, found_pairs));
     }
     // The same number of documents, most of them encoded otherwise.
     if stored && of_a.len() == of_b.len() && common < EXPLAINS {
@@ -127,6 +146,16 @@ pub(super) fn classify(
         Class::OtherData
     };
     Ok((class, found_pairs))
+}
+
+fn text_shifted(a: &Side, b: &Side, stretch: &Stretch<'_>) -> Result<Option<Class>, SourceError> {
+    let found = text_shift::find(a, b, stretch)?;
+    Ok(found.map(|shift| Class::TextShifted {
+        by: shift.by,
+        at: shift.at,
+        token: shift.token,
+        tokens: shift.agreeing,
+    }))
 }
 
 /// Classes of two sides that consume (all but) the same samples.
@@ -218,12 +247,13 @@ fn ranks_exchanged(kind: &EditKind, stretch: &Stretch<'_>, sets: &StepSets) -> b
         })
 }
 
-/// Pairs of positions whose samples replace one another.
-fn replaced_pairs(found: &[Edit]) -> Vec<(usize, usize)> {
+/// Pairs of positions whose samples replace one another; those that an edit covers and that are equal are none.
+fn replaced_pairs(found: &[Edit], of_a: &[u32], of_b: &[u32]) -> Vec<(usize, usize)> {
     found
         .iter()
         .filter(|edit| edit.a.1 == edit.b.1)
         .flat_map(|edit| (0..edit.a.1).map(|k| (edit.a.0 + k, edit.b.0 + k)))
+        .filter(|&(i, j)| of_a.get(i) != of_b.get(j))
         .collect()
 }
 

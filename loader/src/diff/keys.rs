@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use rayon::prelude::*;
 
+use super::layout::At;
 use super::side::{Samples, Side};
 use crate::fingerprint::Fingerprint;
 use crate::provenance::digests::read_sample;
@@ -88,6 +89,39 @@ pub enum KeysError {
         /// The other one.
         other: String,
     },
+    /// A log names a sample that the dataset does not have.
+    #[error(
+        "{log}: sample {id} at epoch {} micro_step {} rank {} slot {}, and {other} has {num_samples} samples, numbered from 0: \
+         the log is of a run over other data, or the line is damaged",
+        at.epoch, at.micro_step, at.rank, at.slot
+    )]
+    Beyond {
+        /// The log.
+        log: String,
+        /// The sample.
+        id: u32,
+        /// Its place.
+        at: At,
+        /// The side that says how many there are.
+        other: String,
+        /// How many.
+        num_samples: u64,
+    },
+    /// One fingerprint a micro-batch, of micro-batches that were divided otherwise.
+    #[error(
+        "{a} and {b} cannot be compared: at least one of them holds one fingerprint for each whole micro-batch, and their \
+         micro-batches are divided otherwise ({of_a} against {of_b}), so that equal samples have unequal fingerprints"
+    )]
+    Divided {
+        /// The first side.
+        a: String,
+        /// The second.
+        b: String,
+        /// Ranks and rows of the first.
+        of_a: String,
+        /// Of the second.
+        of_b: String,
+    },
 }
 
 /// A part of a sample.
@@ -110,6 +144,10 @@ pub fn keys(a: &mut Side, b: &mut Side, done: &(dyn Fn(u64) + Sync)) -> Result<K
     let both_absent = a.source.is_none() && b.source.is_none();
     let same_dataset =
         a.identity.is_some() && (a.identity == b.identity || both_absent || bare(a) || bare(b));
+    if same_dataset {
+        within(a, b)?;
+        within(b, a)?;
+    }
     if let (Samples::Ids(ids_a), Samples::Ids(ids_b)) = (&mut a.samples, &mut b.samples)
         && same_dataset
     {
@@ -137,7 +175,53 @@ pub fn keys(a: &mut Side, b: &mut Side, done: &(dyn Fn(u64) + Sync)) -> Result<K
     } else {
         KeyKind::Tokens
     };
-    Ok(numbered(&of_a, &of_b, kind))
+    let keys = numbered(&of_a, &of_b, kind);
+    if coarse {
+        alike(a, b, &keys)?;
+    }
+    Ok(keys)
+}
+
+/// Every id of a log is one of the samples that the other side says there are.
+fn within(log: &Side, other: &Side) -> Result<(), KeysError> {
+    let (Samples::Ids(ids), None, Some(num_samples)) = (&log.samples, log.num_samples, other.num_samples)
+    else {
+        return Ok(());
+    };
+    match ids.iter().position(|id| u64::from(*id) >= num_samples) {
+        Some(index) => Err(KeysError::Beyond {
+            log: log.label.clone(),
+            id: ids[index],
+            at: log.layout.at(index),
+            other: other.label.clone(),
+            num_samples,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Micro-batches of both sides can be held against each other: they have as many rows, and where they lie on more or fewer
+/// ranks, some are the same.
+fn alike(a: &Side, b: &Side, keys: &Keys) -> Result<(), KeysError> {
+    let (ranks_a, ranks_b) = (a.layout.world_size(), b.layout.world_size());
+    let other_rows = a.rows.zip(b.rows).is_some_and(|(of_a, of_b)| of_a != of_b);
+    let common = || {
+        let new = keys.a.iter().max().map_or(0, |most| most + 1);
+        keys.b.iter().any(|key| *key < new)
+    };
+    if !other_rows && (ranks_a == ranks_b || common()) {
+        return Ok(());
+    }
+    let division = |ranks: u64, rows: Option<u64>| {
+        let rows = rows.map_or("an unknown number of".to_owned(), |rows| rows.to_string());
+        format!("{ranks} rank(s) of {rows} row(s)")
+    };
+    Err(KeysError::Divided {
+        a: a.label.clone(),
+        b: b.label.clone(),
+        of_a: division(ranks_a, a.rows),
+        of_b: division(ranks_b, b.rows),
+    })
 }
 
 /// Keys by a part of each sample's tokens; `None` where a side has no tokens.
@@ -221,6 +305,7 @@ fn by_micro_batch(side: &mut Side, digests: Vec<Fingerprint>) -> Vec<Fingerprint
     if matches!(side.samples, Samples::MicroBatches(_)) {
         return digests;
     }
+    side.rows = Some(side.layout.micro_batch_size());
     let layout = std::mem::take(&mut side.layout);
     let (mut out, mut coarse) = (Vec::new(), super::layout::Layout::default());
     let mut step = 0;
@@ -236,6 +321,9 @@ fn by_micro_batch(side: &mut Side, digests: Vec<Fingerprint>) -> Vec<Fingerprint
         step = now;
         if let Some((_, mark)) = epochs.next_if(|(_, mark)| mark.first_micro.0 == micro) {
             coarse.begin_epoch(mark.epoch, mark.first_micro.1, mark.first_step.1);
+        }
+        if let Some(jump) = layout.jump_at(micro) {
+            coarse.jump(jump.first_micro.1, jump.first_step.1);
         }
         let mut seated: Vec<_> = layout
             .seats(micro)

@@ -123,6 +123,8 @@ pub struct Layout {
     /// Table of a micro-step where it is not the first one's.
     exceptions: BTreeMap<usize, usize>,
     epochs: Vec<EpochMark>,
+    /// Micro-steps of an epoch whose number is not the next one.
+    jumps: Vec<EpochMark>,
     open_step: u32,
 }
 
@@ -135,6 +137,47 @@ impl Layout {
             first_micro: (self.micros.len(), micro_step),
             first_step: (self.steps.len(), step),
         });
+    }
+
+    /// Goes on within the epoch at these numbers, where some were left out.
+    pub fn jump(&mut self, micro_step: u64, step: u64) {
+        self.close_step();
+        self.jumps.push(EpochMark {
+            epoch: self.epochs.last().map_or(0, |mark| mark.epoch),
+            first_micro: (self.micros.len(), micro_step),
+            first_step: (self.steps.len(), step),
+        });
+    }
+
+    /// The jump at a micro-step of the stream.
+    pub fn jump_at(&self, micro: usize) -> Option<&EpochMark> {
+        let at = self.jumps.partition_point(|jump| jump.first_micro.0 < micro);
+        self.jumps.get(at).filter(|jump| jump.first_micro.0 == micro)
+    }
+
+    /// Epoch and number within it of a micro-step of the stream.
+    pub fn number(&self, micro: usize) -> (u64, u64) {
+        self.mark(micro).map_or((0, micro as u64), |mark| {
+            (
+                mark.epoch,
+                micro.saturating_sub(mark.first_micro.0) as u64 + mark.first_micro.1,
+            )
+        })
+    }
+
+    /// What the numbers of a micro-step are counted from.
+    fn mark(&self, micro: usize) -> Option<&EpochMark> {
+        let last = |marks: &[EpochMark]| {
+            marks
+                .partition_point(|mark| mark.first_micro.0 <= micro)
+                .checked_sub(1)
+        };
+        let epoch = last(&self.epochs).map(|at| &self.epochs[at]);
+        let jump = last(&self.jumps).map(|at| &self.jumps[at]);
+        match (epoch, jump) {
+            (Some(epoch), Some(jump)) if jump.first_micro.0 < epoch.first_micro.0 => Some(epoch),
+            (epoch, jump) => jump.or(epoch),
+        }
     }
 
     /// Appends a micro-step with its seats in deal order.
@@ -250,12 +293,8 @@ impl Layout {
     pub fn at(&self, index: usize) -> At {
         let micro = self.micros.find(index);
         let step = self.steps.find(index);
-        let which = self
-            .epochs
-            .partition_point(|mark| mark.first_micro.0 <= micro)
-            .saturating_sub(1);
         let seat = self.seat(index);
-        let (epoch, first_micro, first_step) = self.epochs.get(which).map_or((0, (0, 0), (0, 0)), |mark| {
+        let (epoch, first_micro, first_step) = self.mark(micro).map_or((0, (0, 0), (0, 0)), |mark| {
             (mark.epoch, mark.first_micro, mark.first_step)
         });
         At {

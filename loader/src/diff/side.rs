@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ceteris_samplers::{Epoch, Geometry, Order, OrderError, OrderSpec, Place, SampleId};
 
 use super::layout::{Layout, Seat};
+use super::lines::Lines;
 use crate::fingerprint::Fingerprint;
 use crate::provenance::log::RunLog;
 use crate::provenance::mix::Mix;
@@ -34,6 +35,8 @@ pub struct Side {
     pub spec: Option<OrderSpec>,
     /// What the ids name: equal for two sides whose ids mean the same samples.
     pub identity: Option<String>,
+    /// Samples that ids are of, where that is known: all are below.
+    pub num_samples: Option<u64>,
     /// Tokens of the samples, where they are there.
     pub source: Option<Arc<dyn Source>>,
     /// Tokens of a sample that count, `None` for all.
@@ -48,6 +51,8 @@ pub struct Side {
     pub stored: bool,
     /// The datasets it is a mix of, where it is one.
     pub mix: Option<Mix>,
+    /// Samples of a micro-batch, where micro-batches are all that is known (and where a log tells).
+    pub rows: Option<u64>,
 }
 
 /// Why a side cannot be made.
@@ -84,14 +89,14 @@ pub fn planned(parts: &[Part], geometry: Geometry) -> u64 {
     micro_steps.saturating_mul(geometry.samples_per_micro_step())
 }
 
-/// Ids of an order with their places, part by part and of some ranks or all; `done` hears how many samples more were listed.
+/// Ids of an order with their places, part by part, all or those a log has lines of; `done` hears how many samples more were listed.
 ///
 /// # Errors
 /// [`SideError`] for an epoch that cannot be built, or too many samples.
 pub fn list_order(
     order: &dyn Order,
     parts: &[Part],
-    ranks: Option<&[u64]>,
+    lines: Option<&Lines>,
     done: &(dyn Fn(u64) + Sync),
 ) -> Result<(Vec<u32>, Layout), SideError> {
     let (mut ids, mut layout) = (Vec::new(), Layout::default());
@@ -109,11 +114,16 @@ pub fn list_order(
             continue;
         };
         let mut open: Option<u64> = None;
-        layout.begin_epoch(
-            part.epoch,
-            part.micro_steps.start,
-            index.step_of(part.micro_steps.start),
-        );
+        let start = (part.micro_steps.start, index.step_of(part.micro_steps.start));
+        if layout
+            .epochs()
+            .last()
+            .is_some_and(|mark| mark.epoch == part.epoch)
+        {
+            layout.jump(start.0, start.1);
+        } else {
+            layout.begin_epoch(part.epoch, start.0, start.1);
+        }
         let mut counted = 0;
         loop {
             let place = index
@@ -135,7 +145,7 @@ pub fn list_order(
                 }
             }
             let Some(place) = place else { break };
-            if ranks.is_none_or(|ranks| ranks.contains(&place.rank))
+            if lines.is_none_or(|lines| lines.contain(part.epoch, place.micro_step, place.rank))
                 && let Some(id) = index.sample(place)
             {
                 ids.push(id as u32);
@@ -175,19 +185,23 @@ impl Side {
         order: &dyn Order,
         source: Option<(Arc<dyn Source>, Option<usize>)>,
         identity: String,
-        (parts, ranks): (&[Part], Option<&[u64]>),
+        (parts, lines): (&[Part], Option<&Lines>),
         done: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, SideError> {
-        let (ids, layout) = list_order(order, parts, ranks, done)?;
+        let (ids, layout) = list_order(order, parts, lines, done)?;
         let (source, seq_length) = match source {
             Some((source, seq_length)) => (Some(source), seq_length),
             None => (None, None),
         };
+        let num_samples = source
+            .as_ref()
+            .map_or(order.num_samples(), |source| source.num_samples());
         let mix = Mix::of(source.as_deref(), Some(order.spec()), order.num_samples()).filter(Mix::is_mix);
         Ok(Self {
             label,
             spec: Some(order.spec().clone()),
             identity: Some(identity),
+            num_samples: Some(num_samples),
             source,
             seq_length,
             samples: Samples::Ids(ids),
@@ -195,6 +209,7 @@ impl Side {
             law_unknown: false,
             stored: false,
             mix,
+            rows: None,
         })
     }
 
@@ -228,6 +243,7 @@ impl Side {
             label,
             spec: None,
             identity: Some(identity),
+            num_samples: Some(samples),
             source: Some(source),
             seq_length,
             samples: Samples::Ids((0..samples as u32).collect()),
@@ -235,6 +251,7 @@ impl Side {
             law_unknown: seats.len() > 1,
             stored: true,
             mix: None,
+            rows: None,
         })
     }
 
@@ -261,6 +278,7 @@ impl Side {
         let (mut seats, mut open): (Vec<Seat>, Option<(Option<u64>, u64)>) = (Vec::new(), None);
         let mut epoch = None;
         let path = log.path.clone();
+        let rows_logged = log.micro_batch_size();
         for (number, batch) in log.batches.into_iter().enumerate() {
             let key = (batch.epoch, batch.micro_step);
             if open != Some(key) {
@@ -278,6 +296,10 @@ impl Side {
                         batch.micro_step / accumulation,
                     );
                     epoch = batch.epoch;
+                } else if let Some((_, before)) = open
+                    && batch.micro_step > before + 1
+                {
+                    layout.jump(batch.micro_step, batch.micro_step / accumulation);
                 }
                 open = Some(key);
             }
@@ -311,6 +333,7 @@ impl Side {
             label,
             spec: None,
             identity: ids_only.then(|| "ids".to_owned()),
+            num_samples: None,
             source,
             seq_length: None,
             samples: if with_tokens {
@@ -326,6 +349,7 @@ impl Side {
             law_unknown: true,
             stored: false,
             mix: None,
+            rows: rows_logged,
         })
     }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `epoch` | from 0; without it micro-steps are counted through the run |
 //! | `micro_step` | from 0 within the epoch; without it the lines of a rank are counted |
+//! | `step` | optimizer step, which tells how many micro-steps make one |
 //! | `rank` | data-parallel rank (default: the header's) |
 //! | `num_samples` | samples of the micro-batch, where no other key tells |
 //! | `fingerprint` | of the micro-batch, over its samples as the rank consumed them |
@@ -34,6 +35,8 @@ pub struct LoggedBatch {
     pub epoch: Option<u64>,
     /// Micro-step: within the epoch, or through the run where no epoch is logged.
     pub micro_step: u64,
+    /// Optimizer step, where the line tells.
+    pub step: Option<u64>,
     /// Data-parallel rank.
     pub rank: u64,
     /// Its samples, where the line tells.
@@ -123,8 +126,7 @@ struct Line {
     tokens: Option<Vec<Vec<i64>>>,
     ids: Option<Vec<u64>>,
     rows: Option<Vec<u64>>,
-    #[serde(rename = "step")]
-    _step: Option<u64>,
+    step: Option<u64>,
     #[serde(rename = "global_micro_step")]
     _global_micro_step: Option<u64>,
     #[serde(rename = "positions")]
@@ -204,6 +206,53 @@ impl RunLog {
     pub fn micro_batch_size(&self) -> Option<u64> {
         let sizes = self.batches.iter().filter_map(LoggedBatch::rows);
         sizes.max().map(|rows| rows as u64)
+    }
+
+    /// Micro-batches without a line between the first and the last micro-step of each epoch, over the ranks logged.
+    pub fn lines_missing(&self) -> u64 {
+        let epochs = self.batches.chunk_by(|a, b| a.epoch == b.epoch);
+        epochs
+            .map(|lines| match lines {
+                [first, .., last] => {
+                    let micro_steps = last.micro_step - first.micro_step + 1;
+                    micro_steps
+                        .saturating_mul(self.ranks.len() as u64)
+                        .saturating_sub(lines.len() as u64)
+                }
+                _ => (self.ranks.len() as u64).saturating_sub(lines.len() as u64),
+            })
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Samples of a micro-step on all ranks, where the lines tell.
+    pub fn samples_per_micro_step(&self) -> Option<u64> {
+        self.micro_batch_size()?.checked_mul(self.world_size)
+    }
+
+    /// Micro-steps of the longest optimizer step, where every line names its step.
+    pub fn gradient_accumulation_steps(&self) -> Option<u64> {
+        let of_one_rank: Vec<&LoggedBatch> = self
+            .batches
+            .iter()
+            .filter(|b| Some(&b.rank) == self.ranks.first())
+            .collect();
+        if of_one_rank.iter().any(|b| b.step.is_none()) {
+            return None;
+        }
+        let steps = of_one_rank.chunk_by(|a, b| (a.epoch, a.step) == (b.epoch, b.step));
+        steps.map(|lines| lines.len() as u64).max()
+    }
+
+    /// The first sample, by line and slot, whose id is not below `num_samples`, in a log that holds nothing but ids.
+    pub fn first_id_from(&self, num_samples: u64) -> Option<(&LoggedBatch, usize, u64)> {
+        if self.batches.iter().any(|b| b.fingerprint.is_some()) {
+            return None;
+        }
+        self.batches.iter().find_map(|batch| {
+            let ids = batch.ids.as_ref()?;
+            let slot = ids.iter().position(|id| *id >= num_samples)?;
+            Some((batch, slot, ids[slot]))
+        })
     }
 
     /// Every line has a digest for each sample.
@@ -412,6 +461,7 @@ fn batch(line: Line, rank: u64, micro_step: u64, keep_tokens: bool) -> Result<Lo
     Ok(LoggedBatch {
         epoch: line.epoch,
         micro_step,
+        step: line.step,
         rank,
         num_samples,
         fingerprint,

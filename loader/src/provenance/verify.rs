@@ -37,6 +37,8 @@ pub struct Verification {
     pub outcome: Option<Outcome>,
     /// Whose samples these are, where no order was found.
     pub presence: Option<Presence>,
+    /// Micro-batches that the log has no line of, between its first and its last micro-step.
+    pub lines_missing: u64,
     /// Micro-batches and ranks of the log, for the text.
     pub about: String,
 }
@@ -49,7 +51,7 @@ impl Verification {
     pub fn of_claim(log: &RunLog, replay: &Replay) -> Result<Self, SourceError> {
         let matched = compare(log, replay, Alignment::SAME)?;
         let ranks = if log.ranks.len() as u64 == log.world_size {
-            format!("all {} rank(s)", log.world_size)
+            format!("all {}", count(log.world_size, "rank", "ranks"))
         } else {
             format!("{} of {} ranks", log.ranks.len(), log.world_size)
         };
@@ -61,6 +63,7 @@ impl Verification {
             },
             outcome: None,
             presence: None,
+            lines_missing: log.lines_missing(),
             about: format!(
                 "{}: {} micro-batches of {ranks}, {} samples{}",
                 log.path.display(),
@@ -115,6 +118,16 @@ impl Verification {
                     matched.micro_batches, matched.samples
                 ),
             );
+            if self.lines_missing > 0 {
+                line(
+                    "",
+                    &format!(
+                        "verified where it has lines: {} in between {} none",
+                        count(self.lines_missing, "micro-batch", "micro-batches"),
+                        if self.lines_missing == 1 { "has" } else { "have" }
+                    ),
+                );
+            }
             return text;
         }
         line("verified", &format!("no: {}", agreement_in_words(matched)));
@@ -185,6 +198,7 @@ impl Verification {
         json!({
             "ceteris_verify": REPORT_VERSION,
             "verdict": self.verdict(),
+            "lines_missing": self.lines_missing,
             "claimed": found(&self.claimed),
             "found": self.found().map(found),
             "same_as": self.outcome.iter().flat_map(|o| &o.same_as).map(found).collect::<Vec<_>>(),
@@ -197,6 +211,10 @@ impl Verification {
             })),
         })
     }
+}
+
+fn count(n: u64, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
 }
 
 /// Another name of the order found.

@@ -70,7 +70,11 @@ pub fn sections(comparison: &Comparison) -> String {
 fn badge(class: &Class) -> &'static str {
     match class {
         Class::Equal => "same",
-        Class::Prefix { .. } | Class::OtherDealing { .. } | Class::Convention { .. } => "near",
+        Class::Prefix { .. }
+        | Class::EqualWhereBoth { .. }
+        | Class::OtherPlaces { .. }
+        | Class::OtherDealing { .. }
+        | Class::Convention { .. } => "near",
         _ => "other",
     }
 }

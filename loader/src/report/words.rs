@@ -16,7 +16,8 @@ pub fn place(at: &At) -> String {
 
 /// `n sample(s)` and the like.
 pub fn count(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(n), if n == 1 { "" } else { "s" })
+    let more = if noun.ends_with("ch") { "es" } else { "s" };
+    format!("{} {noun}{}", grouped(n), if n == 1 { "" } else { more })
 }
 
 /// A number with its thousands set apart.
@@ -49,12 +50,21 @@ pub fn percent(part: u64, whole: u64) -> String {
 
 /// The kind of difference in a few words.
 pub fn headline(comparison: &Comparison) -> String {
-    kind(&comparison.class)
+    match (&comparison.class, comparison.compared_by) {
+        // What lies within a micro-batch is not seen, so that another order looks like other data.
+        (Class::OtherData, KeyKind::MicroBatches) => "no micro-batch in common".to_owned(),
+        (Class::PartlyOtherSamples { common }, KeyKind::MicroBatches) => {
+            format!("{:.1} % of the micro-batches in common", 100.0 * common)
+        }
+        (class, _) => kind(class),
+    }
 }
 
 fn kind(class: &Class) -> String {
     match class {
         Class::Equal => "equal".to_owned(),
+        Class::OtherPlaces { .. } => "the same samples, at other places".to_owned(),
+        Class::EqualWhereBoth { .. } => "equal where both have lines".to_owned(),
         Class::Prefix {
             second_is_shorter, ..
         } => format!(
@@ -102,6 +112,11 @@ fn kind(class: &Class) -> String {
             format!("{documents} of {} encoded otherwise", count(*of, "document"))
         }
         Class::PartlyOtherSamples { common } => format!("{:.1} % of the samples in common", 100.0 * common),
+        Class::TextShifted { by, .. } => format!(
+            "the same text, shifted: B runs {} {}",
+            count(by.unsigned_abs(), "token"),
+            if *by > 0 { "ahead" } else { "behind" }
+        ),
         Class::OtherCut { .. } => "the same text, cut into other samples".to_owned(),
         Class::OtherData => "different data".to_owned(),
     }
@@ -140,6 +155,30 @@ fn of_class(class: &Class, comparison: &Comparison) -> Vec<String> {
     let (a, b) = (&comparison.a, &comparison.b);
     match class {
         Class::Equal => vec!["Every place holds the same sample on both sides.".to_owned()],
+        Class::OtherPlaces { a, b } => vec![format!(
+            "Both hold the same samples in the same sequence, but what A numbers {} is {} in B: other epochs or steps, or a \
+             damaged number.",
+            place(a),
+            place(b)
+        )],
+        Class::EqualWhereBoth {
+            both,
+            only_a,
+            only_b,
+            from,
+        } => {
+            let mut words = vec![format!(
+                "Both have {}, from {} on, and hold the same samples there.",
+                count(*both, "micro-batch"),
+                place(from)
+            )];
+            for (n, there, lacks) in [(only_a, "A", "B"), (only_b, "B", "A")] {
+                if *n > 0 {
+                    words.push(format!("{} of {there} {lacks} has no line of.", count(*n, "micro-batch")));
+                }
+            }
+            words
+        }
         Class::Prefix {
             samples_beyond,
             second_is_shorter,
@@ -250,11 +289,29 @@ fn of_class(class: &Class, comparison: &Comparison) -> Vec<String> {
             "{:.1} % of the smaller side's different samples are samples of the other one as well.",
             100.0 * common
         )],
+        Class::TextShifted {
+            by,
+            at,
+            token,
+            tokens,
+        } => vec![format!(
+            "From token {token} of {} on, B's stream of tokens runs {} {} of A's, and agrees with it to the end of the shorter \
+             one ({} tokens): the same text, cut into samples at other places.",
+            place(at),
+            count(by.unsigned_abs(), "token"),
+            if *by > 0 { "ahead" } else { "behind" },
+            grouped(*tokens)
+        )],
         Class::OtherCut { share } => vec![format!(
             "No sample is the same on both sides, yet {:.0} % of the runs of 16 tokens looked at stand in both: the same text, \
              cut into samples at other places.",
             100.0 * share
         )],
+        Class::OtherData if comparison.compared_by == KeyKind::MicroBatches => vec![
+            "The two sides have no micro-batch in common: another order of the same samples, or other data; fingerprints of \
+             whole micro-batches do not tell which."
+                .to_owned(),
+        ],
         Class::OtherData => vec!["The two sides have no sample in common.".to_owned()],
     }
 }

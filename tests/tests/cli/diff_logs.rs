@@ -173,3 +173,60 @@ fn more_epochs_than_can_be_gone_through_are_refused_at_once() {
         assert!(ran.text().contains("edited"), "{}", ran.text());
     }
 }
+
+/// Lines of one rank at the micro-steps named, each with the ids of its number.
+fn numbered(dir: &Path, name: &str, epoch: u64, micro_steps: &[(u64, u64)]) -> PathBuf {
+    let mut text = String::new();
+    for (micro_step, of) in micro_steps {
+        let ids: Vec<u64> = (of * 4..of * 4 + 4).collect();
+        let one = json!({"epoch": epoch, "micro_step": micro_step, "rank": 0, "ids": ids});
+        let _ = writeln!(text, "{one}");
+    }
+    let path = dir.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn the_same_samples_at_other_places_are_not_equal() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain: Vec<(u64, u64)> = (0..100).map(|n| (n, n)).collect();
+    let a = numbered(dir.path(), "a.jsonl", 0, &plain);
+    let later: Vec<(u64, u64)> = (0..100).map(|n| (n + 1000, n)).collect();
+    let b = numbered(dir.path(), "b.jsonl", 0, &later);
+    assert_eq!(class(&a, &b)["kind"], "other_places");
+    let b = numbered(dir.path(), "b.jsonl", 5, &plain);
+    assert_eq!(class(&a, &b)["kind"], "other_places");
+    let mut damaged = plain.clone();
+    damaged[99].0 = 4_294_967_294;
+    let b = numbered(dir.path(), "b.jsonl", 0, &damaged);
+    assert_eq!(class(&a, &b)["b"]["micro_step"], 4_294_967_294u64);
+    let b = numbered(dir.path(), "b.jsonl", 0, &plain[50..]);
+    let found = class(&a, &b);
+    assert_eq!(found["kind"], "equal_where_both");
+    assert_eq!(
+        (&found["both"], &found["only_a"], &found["only_b"]),
+        (&json!(50), &json!(50), &json!(0))
+    );
+    assert_eq!(found["from"]["micro_step"], 50);
+}
+
+#[test]
+fn a_log_with_gaps_is_compared_where_it_has_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let some: Vec<(u64, u64)> = (0..20).filter(|n| !(5..9).contains(n)).map(|n| (n, n)).collect();
+    let path = numbered(dir.path(), "gap.jsonl", 0, &some);
+    let ran = line(&format!("diff {} sequential --num-samples 80", path.display()));
+    assert_eq!(ran.code, Some(0), "{}{}", ran.text(), ran.stderr);
+    let ran = line(&format!(
+        "verify --log {} --order sequential --cache-dir {SHAKESPEARE}",
+        path.display()
+    ));
+    assert_eq!(ran.code, Some(0), "{}{}", ran.text(), ran.stderr);
+    assert!(
+        ran.text()
+            .contains("verified where it has lines: 4 micro-batches in between have none"),
+        "{}",
+        ran.text()
+    );
+}

@@ -182,6 +182,34 @@ fn a_manifest_is_checked_on_another_host() {
     let manifest = dir.path().join("run.manifest.json");
     let text = write_manifest(&manifest, &here);
     assert!(text.len() < 10_000, "{} bytes", text.len());
+    // Of several files that are gone, the first is named.
+    let gone = dir.path().join("gone");
+    copy(&here, &gone);
+    for file in ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"] {
+        let check = format!(
+            "manifest check --manifest {} --cache-dir {}",
+            manifest.display(),
+            gone.display()
+        );
+        let whole = std::fs::read(gone.join(file)).expect("read");
+        std::fs::remove_file(gone.join(file)).expect("removed");
+        let ran = line(&check);
+        assert!(matches!(ran.code, Some(1 | 2)), "{}", ran.text());
+        let text = format!("{}{}", ran.text(), ran.stderr);
+        assert!(text.contains(file), "{text}");
+        std::fs::write(gone.join(file), whole).expect("written");
+    }
+    for file in ["data-00001-of-00002.arrow", "data-00000-of-00002.arrow"] {
+        std::fs::remove_file(gone.join(file)).expect("removed");
+    }
+    let ran = line(&format!(
+        "manifest check --manifest {} --cache-dir {}",
+        manifest.display(),
+        gone.display()
+    ));
+    assert!(matches!(ran.code, Some(1 | 2)), "{}", ran.text());
+    let text = format!("{}{}", ran.text(), ran.stderr);
+    assert!(text.contains("data-00000-of-00002.arrow"), "{text}");
     // The machine it was written on is gone.
     std::fs::remove_dir_all(&here).expect("removed");
     let check = format!("manifest check --manifest {} --cache-dir", manifest.display());
