@@ -53,7 +53,12 @@ impl<T: Real> Work<T> {
             gemm: GemmScratch::new(threads, need.packed_b),
             shared: Mutex::new(vec![T::ZERO; need.shared]),
             blocks: row_blocks(geometry.micro_batch_size, geometry.seq_length),
-            sums: Mutex::new(vec![0.0; largest.div_ceil(ELEMENTS).max(geometry.seq_length.next_multiple_of(MAX_NR))]),
+            sums: Mutex::new(vec![
+                0.0;
+                largest
+                    .div_ceil(ELEMENTS)
+                    .max(geometry.seq_length.next_multiple_of(MAX_NR))
+            ]),
             workers: (0..threads)
                 .map(|_| Mutex::new(vec![T::ZERO; need.worker]))
                 .collect(),

@@ -233,7 +233,8 @@ fn ranks_that_lack_lines_are_compared_where_both_have_them() {
         let run = Run { holds, ..RUN };
         let a = log(dir.path(), "a.jsonl", run, 160, ALL);
         // Rank 1 stops early; a line in the middle is gone; rank 3 has no file; every rank stops at a step of its own.
-        let cases: [(&str, fn(u64, u64) -> bool, u64); 4] = [
+        type Keeps = fn(u64, u64) -> bool;
+        let cases: [(&str, Keeps, u64); 4] = [
             ("stops", |micro_step, rank| rank != 1 || micro_step < 7, 13),
             ("gone", |micro_step, rank| (micro_step, rank) != (8, 2), 1),
             ("no rank", |_, rank| rank != 3, 20),
