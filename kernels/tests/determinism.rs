@@ -36,7 +36,7 @@ fn every_operator_has_the_same_bits_for_any_number_of_threads() {
 /// Larger products, which are split into tasks in different ways.
 #[test]
 fn large_products_have_the_same_bits_for_any_number_of_threads() {
-    let geometry = Geometry::unpacked(3, 100);
+    let geometry = Geometry::unpacked(2, 300);
     let case = linear(geometry, 600, 700, 1).unwrap();
     let one = bits(&case, Float::F32, 1);
     for threads in [2, 5, 16] {

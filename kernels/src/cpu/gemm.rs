@@ -16,18 +16,17 @@ use rayon::prelude::*;
 
 use super::matrix::{Mat, MatMut};
 use super::real::{Real, isa};
+use super::tile::{Inner, MAX_NR, MR, tile_rows};
 use super::work::lock;
 
 /// Block of the inner dimension; part of the definition of the result.
 pub const KC: usize = 256;
-/// Rows of a register tile.
-const MR: usize = 6;
-/// Rows of A per block.
-const MC: usize = 16 * MR;
+/// Rows of A per packed panel: several tiles, so that packing copies whole vectors.
+const PANEL: usize = 4 * MR;
+/// Most rows of A per block.
+const MC: usize = 4 * PANEL;
 /// Most values of B packed at a time.
 pub const PACKED_B: usize = 1 << 20;
-/// Widest register tile of any instruction set, in values.
-const MAX_NR: usize = 32;
 
 /// What happens to the result matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,8 +107,22 @@ impl<T: Real> GemmScratch<T> {
 ///
 /// Must be called from one thread of the pool at a time (B is packed into one shared buffer).
 pub fn gemm<T: Real>(scratch: &GemmScratch<T>, a: Factor<T>, b: Factor<T>, c: MatMut<T>, into: Into) {
+    let period = a.extents().1;
+    gemm_periodic(scratch, a, b, c, into, period);
+}
+
+/// [`gemm`] with an inner dimension made of parts of `period` steps: blocks of [`KC`] start anew in each, so the result is
+/// that of one accumulating product after the other.
+pub fn gemm_periodic<T: Real>(
+    scratch: &GemmScratch<T>,
+    a: Factor<T>,
+    b: Factor<T>,
+    c: MatMut<T>,
+    into: Into,
+    period: usize,
+) {
     check(a, b, &c);
-    parallel(isa(), scratch, a, b, c, into);
+    parallel(isa(), scratch, a, b, c, into, period);
 }
 
 fn check<T>(a: Factor<T>, b: Factor<T>, c: &MatMut<T>) {
@@ -129,6 +142,7 @@ fn parallel<T: Real, S: Simd>(
     b: Factor<T>,
     mut c: MatMut<T>,
     into: Into,
+    period: usize,
 ) {
     let (m, k) = a.extents();
     let n = b.extents().1;
@@ -160,16 +174,26 @@ fn parallel<T: Real, S: Simd>(
         let packed = &*packed;
         let c = c.columns_at(first, columns);
         // Enough tasks for every worker; the split is not part of the result's definition.
-        let row_tasks = m.div_ceil(MC);
         let wanted = 4 * rayon::current_num_threads();
-        let column_tasks = wanted.div_ceil(row_tasks).min(panels.div_ceil(4)).max(1);
+        // Column groups would each pack their rows of a transposed A again: rather fewer rows per task.
+        let mc = if a.transposed {
+            m.div_ceil(wanted).next_multiple_of(PANEL).min(MC)
+        } else {
+            MC
+        };
+        let row_tasks = m.div_ceil(mc);
+        let column_tasks = if a.transposed && 2 * row_tasks > wanted {
+            1
+        } else {
+            wanted.div_ceil(row_tasks).min(panels.div_ceil(4)).max(1)
+        };
         let panels_each = panels.div_ceil(column_tasks);
         (0..row_tasks * column_tasks).into_par_iter().for_each(|task| {
-            let (row, group) = (task % row_tasks * MC, task / row_tasks * panels_each);
+            let (row, group) = (task % row_tasks * mc, task / row_tasks * panels_each);
             if group >= panels {
                 return;
             }
-            let rows = MC.min(m - row);
+            let rows = mc.min(m - row);
             let group_panels = panels_each.min(panels - group);
             let width = (group_panels * nr).min(columns - group * nr);
             // SAFETY: tasks have different row blocks or different column groups.
@@ -180,7 +204,7 @@ fn parallel<T: Real, S: Simd>(
             vectorize(
                 simd,
                 #[inline(always)]
-                || block(simd, a, row, k, b, c, into, &mut packed_a),
+                || block(simd, a, row, k, period, b, c, into, &mut packed_a),
             );
         });
     }
@@ -202,7 +226,7 @@ fn vectorize<S: Simd, R>(simd: S, f: impl FnOnce() -> R) -> R {
 
 /// Columns `first ..` of B as one panel: for each row `nr` values, zeros beyond `columns`.
 #[inline(always)]
-fn pack_b<T: Real>(panel: &mut [T], b: Factor<T>, nr: usize, first: usize, columns: usize) {
+pub(super) fn pack_b<T: Real>(panel: &mut [T], b: Factor<T>, nr: usize, first: usize, columns: usize) {
     let columns = columns.min(nr);
     if columns < nr {
         panel.fill(T::ZERO);
@@ -234,6 +258,7 @@ fn block<T: Real, S: Simd>(
     a: Factor<T>,
     row: usize,
     k: usize,
+    period: usize,
     packed_b: &[T],
     mut c: MatMut<T>,
     into: Into,
@@ -250,8 +275,10 @@ fn block<T: Real, S: Simd>(
         }
         return;
     }
-    for at in (0..k).step_by(KC) {
-        let kc = KC.min(k - at);
+    let (mut at, mut kc) = (0, 0);
+    while at + kc < k {
+        at += kc;
+        kc = KC.min(k - at).min(period - at % period);
         let into = if at > 0 && into == Into::Set {
             Into::Add
         } else {
@@ -259,7 +286,7 @@ fn block<T: Real, S: Simd>(
         };
         let (ap, rs, cs) = if a.transposed {
             pack_a(packed_a, a, row, m, at, kc);
-            (packed_a.as_ptr(), 1, MR)
+            (packed_a.as_ptr(), 1, PANEL)
         } else {
             // SAFETY: row `row` and column `at` exist in A.
             (unsafe { a.mat.as_ptr().add(row * a_rows + at) }, a_rows, 1)
@@ -267,128 +294,42 @@ fn block<T: Real, S: Simd>(
         for j in (0..n).step_by(nr) {
             let b = packed_b[j * k + at * nr..][..kc * nr].as_ptr();
             for i in (0..m).step_by(MR) {
-                let a = if a.transposed { i * kc } else { i * rs };
+                let a = if a.transposed {
+                    i / PANEL * PANEL * kc + i % PANEL
+                } else {
+                    i * rs
+                };
                 // SAFETY: the tile covers rows i.. of A's block and of C, kc packed rows of B, and at most
                 // `n - j` columns of C.
                 unsafe {
                     let (a, c) = (ap.add(a), c.add(i * ldc + j));
-                    tile_rows(simd, m - i, kc, a, rs, cs, b, nr, c, ldc, n - j, into);
+                    tile_rows(simd, m - i, Inner::run(kc), a, rs, cs, b, nr, c, ldc, n - j, into);
                 }
             }
         }
     }
 }
 
-/// Rows `row ..` of the transposed matrix A, columns `at ..`, in panels of [`MR`] rows.
+/// Rows `row ..` of the transposed matrix A, columns `at ..`, in panels of [`PANEL`] rows.
 #[inline(always)]
 fn pack_a<T: Real>(packed: &mut [T], a: Factor<T>, row: usize, m: usize, at: usize, kc: usize) {
     for p in 0..kc {
         let source = &a.mat.row(at + p)[row..row + m];
-        // Whole panels by copies of a fixed size: short ones of a variable size are calls.
-        let (whole, rest) = source.as_chunks::<MR>();
+        // Copies of a fixed size: short ones of a variable size are calls.
+        let (whole, rest) = source.as_chunks::<PANEL>();
         for (i, chunk) in whole.iter().enumerate() {
-            packed[i * MR * kc + p * MR..][..MR].copy_from_slice(chunk);
+            packed[(i * kc + p) * PANEL..][..PANEL].copy_from_slice(chunk);
         }
-        if !rest.is_empty() {
-            packed[whole.len() * MR * kc + p * MR..][..rest.len()].copy_from_slice(rest);
+        if rest.is_empty() {
+            continue;
         }
-    }
-}
-
-/// One register tile of up to [`MR`] rows.
-///
-/// # Safety
-/// `a` has `min(rows, MR)` rows of `kc` values at strides `rs`, `cs`; `b` has `kc` rows of `2 · lanes` values, `bs`
-/// apart; `c` has those rows of `min(n, 2 · lanes)` values, `ldc` apart, not accessed by others.
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-unsafe fn tile_rows<T: Real, S: Simd>(
-    simd: S,
-    rows: usize,
-    kc: usize,
-    a: *const T,
-    rs: usize,
-    cs: usize,
-    b: *const T,
-    bs: usize,
-    c: *mut T,
-    ldc: usize,
-    n: usize,
-    into: Into,
-) {
-    // SAFETY: the caller's contract, with the number of rows as a constant.
-    unsafe {
-        match rows {
-            1 => tile::<T, S, 1>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
-            2 => tile::<T, S, 2>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
-            3 => tile::<T, S, 3>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
-            4 => tile::<T, S, 4>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
-            5 => tile::<T, S, 5>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
-            _ => tile::<T, S, 6>(simd, kc, a, rs, cs, b, bs, c, ldc, n, into),
+        let to = &mut packed[(whole.len() * kc + p) * PANEL..];
+        let (pieces, last) = rest.as_chunks::<8>();
+        for (chunk, to) in pieces.iter().zip(to.as_chunks_mut::<8>().0) {
+            to.copy_from_slice(chunk);
         }
-    }
-}
-
-/// # Safety
-/// As [`tile_rows`], with `M` rows.
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-unsafe fn tile<T: Real, S: Simd, const M: usize>(
-    simd: S,
-    kc: usize,
-    a: *const T,
-    rs: usize,
-    cs: usize,
-    b: *const T,
-    bs: usize,
-    c: *mut T,
-    ldc: usize,
-    n: usize,
-    into: Into,
-) {
-    let lanes = T::lanes::<S>();
-    let zero = T::splat(simd, T::ZERO);
-    let mut acc = [[zero; 2]; M];
-    // SAFETY: the caller's contract; vectors are read and written unaligned.
-    unsafe {
-        let load = |p: *const T| (p as *const T::Vector<S>).read_unaligned();
-        let (mut a, mut b) = (a, b);
-        for _ in 0..kc {
-            let (b0, b1) = (load(b), load(b.add(lanes)));
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let x = T::splat(simd, *a.add(i * rs));
-                acc[0] = T::fma(simd, x, b0, acc[0]);
-                acc[1] = T::fma(simd, x, b1, acc[1]);
-            }
-            a = a.add(cs);
-            b = b.add(bs);
-        }
-        if n >= 2 * lanes {
-            for (i, acc) in acc.iter().enumerate() {
-                for (h, &s) in acc.iter().enumerate() {
-                    let p = c.add(i * ldc + h * lanes);
-                    let y = match into {
-                        Into::Set => s,
-                        Into::Add => T::vector_add(simd, load(p), s),
-                        Into::Sub => T::vector_sub(simd, load(p), s),
-                    };
-                    (p as *mut T::Vector<S>).write_unaligned(y);
-                }
-            }
-        } else {
-            let mut row = [T::ZERO; MAX_NR];
-            for (i, acc) in acc.iter().enumerate() {
-                (row.as_mut_ptr() as *mut T::Vector<S>).write_unaligned(acc[0]);
-                (row.as_mut_ptr().add(lanes) as *mut T::Vector<S>).write_unaligned(acc[1]);
-                for (j, &s) in row[..n].iter().enumerate() {
-                    let p = c.add(i * ldc + j);
-                    *p = match into {
-                        Into::Set => s,
-                        Into::Add => *p + s,
-                        Into::Sub => *p - s,
-                    };
-                }
-            }
+        for (&x, to) in last.iter().zip(&mut to[pieces.len() * 8..]) {
+            *to = x;
         }
     }
 }
@@ -463,7 +404,7 @@ impl<T: Real> WithSimd for SmallProduct<'_, T> {
                     // at most n - j columns of C.
                     unsafe {
                         let (a, c) = (ap.add(i * rs + at * cs), cp.add(i * ldc + j));
-                        tile_rows(simd, m - i, kc, a, rs, cs, b, bs, c, ldc, n - j, into);
+                        tile_rows(simd, m - i, Inner::run(kc), a, rs, cs, b, bs, c, ldc, n - j, into);
                     }
                 }
             }

@@ -1,11 +1,11 @@
 //! CPU: products with weights.
 
-use super::gemm::{Factor, GemmScratch, Into, gemm};
+use super::gemm::{Factor, GemmScratch, Into, PACKED_B, gemm, gemm_periodic};
 use super::real::Real;
 use super::store::Scope;
 use super::work::{Need, Work};
 use crate::ops;
-use crate::plan::{Geometry, Plan};
+use crate::plan::Plan;
 
 fn need<T: Real>(k: usize, n: usize) -> Need {
     Need {
@@ -50,29 +50,33 @@ pub fn linear_backward_input<T: Real>(op: &ops::LinearBackwardInput, scope: &Sco
     );
 }
 
+/// Sequences whose products with an input of `n` columns are formed at a time: as many as one packing holds.
+fn sequences_at_once(plan: &Plan, n: usize) -> usize {
+    let of_one = GemmScratch::<f64>::packed_len(plan.geometry.seq_length, n);
+    (PACKED_B / of_one.max(1)).clamp(1, plan.geometry.micro_batch_size)
+}
+
 /// Working memory of [`linear_backward_weight`].
 pub fn linear_backward_weight_need<T: Real>(op: &ops::LinearBackwardWeight, plan: &Plan) -> Need {
-    need::<T>(plan.geometry.seq_length, op.x.width)
+    let sequences = sequences_at_once(plan, op.x.width);
+    need::<T>(sequences * plan.geometry.seq_length, op.x.width)
 }
 
 /// See [`ops::LinearBackwardWeight`]: one accumulating product per sequence.
 pub fn linear_backward_weight<T: Real>(op: &ops::LinearBackwardWeight, scope: &Scope<T>, work: &Work<T>) {
     let (dout, x) = (scope.columns(op.dout), scope.columns(op.x));
     let mut dweight = scope.mat_mut(op.dweight);
-    let Geometry {
-        micro_batch_size,
-        seq_length,
-        ..
-    } = scope.plan().geometry;
-    for sequence in 0..micro_batch_size {
-        let first = sequence * seq_length;
-        let (dout, x) = (dout.rows_at(first, seq_length), x.rows_at(first, seq_length));
-        gemm(
+    let seq_length = scope.plan().geometry.seq_length;
+    let at_once = sequences_at_once(scope.plan(), op.x.width) * seq_length;
+    for first in (0..x.rows).step_by(at_once) {
+        let rows = at_once.min(x.rows - first);
+        gemm_periodic(
             &work.gemm,
-            Factor::transposed(dout),
-            Factor::plain(x),
+            Factor::transposed(dout.rows_at(first, rows)),
+            Factor::plain(x.rows_at(first, rows)),
             dweight.reborrow(),
             Into::Add,
+            seq_length,
         );
     }
 }

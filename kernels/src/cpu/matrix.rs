@@ -173,18 +173,6 @@ impl<'a, T> MatMut<'a, T> {
         }
     }
 
-    /// Read-only view.
-    #[inline(always)]
-    pub fn as_ref(&self) -> Mat<'_, T> {
-        Mat {
-            data: self.data,
-            rows: self.rows,
-            width: self.width,
-            stride: self.stride,
-            life: PhantomData,
-        }
-    }
-
     /// One row.
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> &mut [T] {

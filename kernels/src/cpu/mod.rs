@@ -17,7 +17,9 @@ mod norm;
 mod optimizer;
 mod real;
 mod short_conv;
+mod softmax;
 mod store;
+mod tile;
 mod work;
 
 pub use executor::{Float, executor};

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use super::gemm::GemmScratch;
 use super::matrix::{RowBlock, row_blocks};
 use super::real::Real;
+use super::tile::MAX_NR;
 use crate::plan::Geometry;
 
 /// What the operators of a plan need at most.
@@ -52,7 +53,12 @@ impl<T: Real> Work<T> {
             gemm: GemmScratch::new(threads, need.packed_b),
             shared: Mutex::new(vec![T::ZERO; need.shared]),
             blocks: row_blocks(geometry.micro_batch_size, geometry.seq_length),
-            sums: Mutex::new(vec![0.0; largest.div_ceil(ELEMENTS).max(geometry.seq_length)]),
+            sums: Mutex::new(vec![
+                0.0;
+                largest
+                    .div_ceil(ELEMENTS)
+                    .max(geometry.seq_length.next_multiple_of(MAX_NR))
+            ]),
             workers: (0..threads)
                 .map(|_| Mutex::new(vec![T::ZERO; need.worker]))
                 .collect(),

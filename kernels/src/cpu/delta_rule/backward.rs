@@ -283,11 +283,10 @@ fn backward_chunk<T: Real, S: Simd>(
             *beta = inputs.beta.row(first + t)[j];
         }
         for t in 0..len {
-            for s in 0..=t {
-                let at = t * CHUNK + s;
-                a[at] = beta[t] * decay[at] * kk[at];
-                p[at] = inputs.scale * decay[at] * qk[at];
-            }
+            let row = t * CHUNK..(t + 1) * CHUNK;
+            let decay = &decay[row.clone()];
+            decayed_row(&mut a[row.clone()], t, beta[t], decay, &kk[row.clone()]);
+            decayed_row(&mut p[row.clone()], t, inputs.scale, decay, &qk[row]);
             p[t * CHUNK + t + 1..t * CHUNK + len].fill(T::ZERO);
             let factor = inputs.scale * d.from_start[t];
             dos[t * vd..][..vd]
@@ -375,21 +374,27 @@ fn backward_chunk<T: Real, S: Simd>(
         // SAFETY: as above.
         let mut dbeta = unsafe { gradients.dbeta.part(first, len, j, 1) };
         for t in (0..len).rev() {
-            let row = t * CHUNK..t * CHUNK + len;
+            let row = t * CHUNK..(t + 1) * CHUNK;
             let (decay, kk, qk) = (&decay[row.clone()], &kk[row.clone()], &qk[row.clone()]);
             let (dp, da) = (&mut dp[row.clone()], &mut da[row]);
             let mut beta_terms = [T::ZERO; CHUNK];
-            for s in 0..t {
-                let with_decay = -da[s] * decay[s];
-                beta_terms[s] = with_decay * kk[s];
-                da[s] = beta[t] * with_decay;
-                dp[s] = inputs.scale * dp[s] * decay[s];
-                below[s] += dp[s] * qk[s] + da[s] * kk[s];
+            // Whole pieces: what the last one has from t on is cleared, or not read again.
+            let rows = pieces_mut(da, t).iter_mut().zip(pieces_mut(dp, t));
+            let sums = pieces_mut(&mut beta_terms, t)
+                .iter_mut()
+                .zip(pieces_mut(&mut below, t));
+            let factors = pieces(decay, t).iter().zip(pieces(kk, t)).zip(pieces(qk, t));
+            for (((da, dp), (beta_terms, below)), ((decay, kk), qk)) in rows.zip(sums).zip(factors) {
+                for s in 0..PIECE {
+                    let with_decay = -da[s] * decay[s];
+                    beta_terms[s] = with_decay * kk[s];
+                    da[s] = beta[t] * with_decay;
+                    dp[s] = inputs.scale * dp[s] * decay[s];
+                    below[s] += dp[s] * qk[s] + da[s] * kk[s];
+                }
             }
-            dp[t] = inputs.scale * dp[t] * decay[t];
-            da[t] = T::ZERO;
-            dp[t + 1..].fill(T::ZERO);
-            da[t + 1..].fill(T::ZERO);
+            dp[t + 1..len].fill(T::ZERO);
+            da[t..len].fill(T::ZERO);
             let (q, k, dr) = (q.row(t), k.row(t), &dr[t * vd..][..vd]);
             let (from_q, from_k) = (&from_q[t * kd..][..kd], &from_k[t * kd..][..kd]);
             let from_u = &from_u[t * kd..][..kd];

@@ -150,9 +150,8 @@ fn forward_document<T: Real, S: Simd>(
                 for (x, &v) in x[t * vd..][..vd].iter_mut().zip(v.row(t)) {
                     *x = beta * (v - d.from_start[t] * *x);
                 }
-                for s in 0..t {
-                    a[t * CHUNK + s] = beta * decay[t * CHUNK + s] * kk[t * CHUNK + s];
-                }
+                let row = t * CHUNK..(t + 1) * CHUNK;
+                decayed_row(&mut a[row.clone()], t, beta, &decay[row.clone()], &kk[row]);
             }
             solve(simd, a, x, len, vd, tail);
             if let Some(u) = &outputs.u {
@@ -167,11 +166,10 @@ fn forward_document<T: Real, S: Simd>(
                 for t in 0..len {
                     let factor = inputs.scale * d.from_start[t];
                     o.row(t).iter_mut().for_each(|y| *y *= factor);
-                    let (p, rest) = a[t * CHUNK..][..len].split_at_mut(t + 1);
-                    for ((p, &d), &qk) in p.iter_mut().zip(&decay[t * CHUNK..]).zip(&qk[t * CHUNK..]) {
-                        *p = inputs.scale * d * qk;
-                    }
-                    rest.fill(T::ZERO);
+                    let row = t * CHUNK..(t + 1) * CHUNK;
+                    let p = &mut a[row.clone()];
+                    decayed_row(p, t, inputs.scale, &decay[row.clone()], &qk[row]);
+                    p[t + 1..len].fill(T::ZERO);
                 }
                 let p = Mat::new(a, len, len, CHUNK);
                 gemm_small(simd, Factor::plain(p), Mat::dense(x, vd), o, Into::Add, tail);

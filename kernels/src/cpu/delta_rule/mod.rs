@@ -68,7 +68,37 @@ struct Decays<T> {
     whole: T,
 }
 
-/// `exp` of the cumulative log decays of a chunk; `decay[t, s] = exp(G_t - G_s)` for `s <= t` (the rest untouched).
+/// Values per step of loops over a triangle's rows.
+const PIECE: usize = 16;
+
+/// The first `t + 1` values of a triangle's row, and what follows in the last piece.
+#[inline(always)]
+fn pieces<T>(row: &[T], t: usize) -> &[[T; PIECE]] {
+    row[..(t + 1).next_multiple_of(PIECE)].as_chunks().0
+}
+
+/// As [`pieces`], to write.
+#[inline(always)]
+fn pieces_mut<T>(row: &mut [T], t: usize) -> &mut [[T; PIECE]] {
+    row[..(t + 1).next_multiple_of(PIECE)].as_chunks_mut().0
+}
+
+/// `y = factor · decay · x` over the first `t + 1` values of a row; what follows in the last piece is of no meaning.
+#[inline(always)]
+fn decayed_row<T: Real>(y: &mut [T], t: usize, factor: T, decay: &[T], x: &[T]) {
+    for ((y, decay), x) in pieces_mut(y, t)
+        .iter_mut()
+        .zip(pieces(decay, t))
+        .zip(pieces(x, t))
+    {
+        for i in 0..PIECE {
+            y[i] = factor * decay[i] * x[i];
+        }
+    }
+}
+
+/// `exp` of the cumulative log decays of a chunk; `decay[t, s] = exp(G_t - G_s)` for `s <= t`, 0 from there to the end
+/// of the [`PIECE`] (the rest untouched).
 #[inline(always)]
 fn decays<T: Real>(g: Mat<T>, first: usize, len: usize, head: usize, decay: &mut [T]) -> Decays<T> {
     let mut sums = [0.0f64; CHUNK];
@@ -86,8 +116,13 @@ fn decays<T: Real>(g: Mat<T>, first: usize, len: usize, head: usize, decay: &mut
         d.from_start[t] = T::of(sums[t]).exp();
         d.to_end[t] = T::of(total - sums[t]).exp();
         let now = sums[t];
-        for (y, &then) in decay[t * CHUNK..][..t + 1].iter_mut().zip(&sums) {
-            *y = T::of(now - then).exp();
+        // Whole pieces of a fixed size, the part beyond t zeroed: loops of every length would be scalar code.
+        let row = pieces_mut(&mut decay[t * CHUNK..], t);
+        for (c, (piece, sums)) in row.iter_mut().zip(pieces(&sums, t)).enumerate() {
+            for i in 0..PIECE {
+                let value = T::of(now - sums[i]).exp();
+                piece[i] = if c * PIECE + i <= t { value } else { T::ZERO };
+            }
         }
     }
     d
