@@ -216,8 +216,8 @@ mod tests {
         text.extend(&needle);
         text.extend(&needle);
         assert_eq!(places(&text, &needle), [5, 45]);
-        assert_eq!(places(&needle, &text), []);
-        assert_eq!(places(&text, &needle[..NEEDLE - 1]), []);
+        assert!(places(&needle, &text).is_empty());
+        assert!(places(&text, &needle[..NEEDLE - 1]).is_empty());
         // Overlapping ones, and never the start itself.
         assert_eq!(places(&[7; NEEDLE + 2], &[7; NEEDLE]), [1, 2]);
     }

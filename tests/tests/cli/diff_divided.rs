@@ -75,7 +75,10 @@ fn compared(a: &Path, b: &Path, more: &str) -> Value {
     serde_json::from_str(&ran.text()).unwrap()
 }
 
-const ALL: fn(u64, u64) -> bool = |_, _| true;
+/// Whether a micro-step of a rank has a line.
+type Keeps = fn(u64, u64) -> bool;
+
+const ALL: Keeps = |_, _| true;
 
 #[test]
 fn one_global_batch_divided_otherwise_is_another_dealing() {
@@ -233,7 +236,7 @@ fn ranks_that_lack_lines_are_compared_where_both_have_them() {
         let run = Run { holds, ..RUN };
         let a = log(dir.path(), "a.jsonl", run, 160, ALL);
         // Rank 1 stops early; a line in the middle is gone; rank 3 has no file; every rank stops at a step of its own.
-        let cases: [(&str, fn(u64, u64) -> bool, u64); 4] = [
+        let cases: [(&str, Keeps, u64); 4] = [
             ("stops", |micro_step, rank| rank != 1 || micro_step < 7, 13),
             ("gone", |micro_step, rank| (micro_step, rank) != (8, 2), 1),
             ("no rank", |_, rank| rank != 3, 20),
