@@ -114,14 +114,20 @@ fn steady_state_allocates_nothing() {
             std::thread::sleep(Duration::from_millis(700));
             (0..100).for_each(|_| step());
             (0..600).for_each(|_| step());
-            // 1000 of the 5000 micro-steps of this epoch: the next epoch's index is not yet built.
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
-            (0..1000).for_each(|_| step());
-            let after = ALLOCATIONS.load(Ordering::Relaxed);
-            assert_eq!(
-                after - before,
-                0,
-                "workers {workers}, prefetch {prefetch}, {page_in:?}"
+            // Up to 3000 of the 5000 micro-steps of this epoch: the next epoch's index is not yet built. On a busy machine a
+            // thread may still block for the first time, once each; what allocates as it goes does so in every window.
+            let mut window = || {
+                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                (0..1000).for_each(|_| step());
+                ALLOCATIONS.load(Ordering::Relaxed) - before
+            };
+            let mut counts = vec![window()];
+            while counts.len() < 3 && counts.last() != Some(&0) {
+                counts.push(window());
+            }
+            assert!(
+                counts.last() == Some(&0) && counts.iter().sum::<u64>() <= workers as u64 + 1,
+                "workers {workers}, prefetch {prefetch}, {page_in:?}: {counts:?} allocations in 1000 micro-steps each"
             );
         }
     }

@@ -59,6 +59,7 @@ fn a_group_with_a_short_row_or_a_bad_token_is_left_to_single_reads() {
     let options = SourceOptions {
         seq_length: Some(20),
         on_ragged: OnRagged::Pad,
+        pad_id: Some(0),
         vocab_size: Some(501),
         ..SourceOptions::default()
     };
